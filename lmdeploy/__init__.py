@@ -1,0 +1,1 @@
+"""LMDeploy: compress, run and serve large language models."""

@@ -1,0 +1,37 @@
+"""The seam between deciding and computing.
+
+An executor computes one `Batch` at a time and remembers nothing between steps but weights and cache blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from lmdeploy.engine.batch import Batch, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the engine must know of an executor; all in tokens, rows or blocks."""
+
+    block_size: int  # tokens a cache block holds
+    num_blocks: int
+    max_step_tokens: int  # largest Batch.num_tokens
+    max_rows: int  # largest Batch.num_rows
+    vocab_size: int
+    max_logprobs: int
+
+
+class Executor(Protocol):
+    """Implemented by the native engine, the torch engine, fakes and simulators."""
+
+    def capabilities(self) -> Capabilities: ...
+
+    def execute(self, batch: Batch) -> StepResult:
+        """Compute one step: write the new tokens' keys and values into their blocks, draw or score each sample."""
+        ...
+
+    def close(self) -> None:
+        """Free weights and cache; further calls are errors."""
+        ...

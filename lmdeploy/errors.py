@@ -1,0 +1,100 @@
+"""Every exception of the project, as one tree.
+
+LMDeployError                    something this project reports in one line
+├── UserError                    the caller can mend it (HTTP 400, exit code 2)
+│   ├── ConfigError              a flag, field or environment variable is wrong
+│   ├── RequestError             one request is wrong; `param` names the field
+│   │   ├── ContextLengthError   the prompt does not fit the context
+│   │   └── ModelNotServedError  the request names a model this server does not serve (404)
+│   ├── AuthenticationError      missing or wrong key (401)
+│   └── CapacityError            what is asked does not fit this machine
+├── ModelError                   a model directory or file is missing, damaged or unsupported (exit code 1)
+├── OverloadedError              the queue is full (429)
+└── EngineError                  the engine failed on a request (500)
+    └── EngineDeadError          the engine process is gone or not ready (503)
+
+A message says what is wrong, why, and what to do about it, in one line. HTTP status, error type and code
+are attributes of the class; `serve` turns them into a body in one place.
+"""
+
+from __future__ import annotations
+
+
+class LMDeployError(Exception):
+    """Base of all errors this project raises on purpose."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = "internal_error"
+    exit_code = 1
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class UserError(LMDeployError):
+    """The caller can mend it."""
+
+    status = 400
+    type = "invalid_request_error"
+    code: str | None = None
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A flag, a configuration field or an environment variable has a value that cannot work."""
+
+
+class RequestError(UserError):
+    """One request is wrong; `param` is the JSON path of the field."""
+
+    code: str | None = None
+
+
+class ContextLengthError(RequestError):
+    """The prompt does not fit the context length."""
+
+    code = "context_length_exceeded"
+
+
+class ModelNotServedError(RequestError):
+    """The request names a model that this server does not serve."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class AuthenticationError(UserError):
+    """The API key is missing or wrong."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class CapacityError(UserError):
+    """What is asked does not fit the memory of this machine."""
+
+
+class ModelError(LMDeployError):
+    """A model directory or file is missing, damaged or of an unsupported kind."""
+
+
+class OverloadedError(LMDeployError):
+    """The queue is full; the client should try again later."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class EngineError(LMDeployError):
+    """The engine failed on this request (for example non-finite logits)."""
+
+
+class EngineDeadError(EngineError):
+    """The engine process has died or is not ready yet."""
+
+    status = 503
+    code = "service_unavailable"

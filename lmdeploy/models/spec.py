@@ -1,0 +1,129 @@
+"""What a model is, as data: read by every executor, the quantiser, the planner and the reference.
+
+A flag describes mathematics, never a family. No arrays, no files, no arithmetic beyond counting.
+
+Canonical tensor names (what `checkpoint.py` serves):
+    embed.weight [vocab, hidden]      norm.weight [hidden]      lm_head.weight [vocab, hidden] (absent when tied)
+    layers.{i}.attn.{q,k,v,o}_proj.{weight,bias}     layers.{i}.attn.{q,k}_norm.weight
+    layers.{i}.ffn.{gate,up,down}_proj.{weight,bias}
+    layers.{i}.{attn,ffn}_norm.weight (before the block)     layers.{i}.{attn,ffn}_post_norm.weight (after it)
+Linear weights are [out_features, in_features]. Rotary pairs are (d, d + rotary_dim / 2): families that store
+another order are brought to this one by the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
+Activation = Literal["silu", "gelu_tanh", "gelu"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding (Su et al. 2021) over the first `rotary_dim` values of a head.
+
+    llama3 uses low_freq_factor, high_freq_factor and original_max_position; other kinds add their own fields
+    with the families that need them.
+    """
+
+    theta: float
+    rotary_dim: int
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """RMS norm: y = x / rms(x) * (weight + offset)."""
+
+    eps: float
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpec:
+    """One matrix. `name` is the canonical prefix; `fed_by` names the tensor whose output it multiplies."""
+
+    name: str
+    out_features: int
+    in_features: int
+    bias: bool
+    fed_by: str
+    shard_axis: Literal["out", "in"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Grouped-query attention; scores are q.k * scale."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeSpec | None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    window: int | None = None  # attends to the last `window` tokens, itself included
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FfnSpec:
+    """Gated feed-forward block: down(act(gate(x)) * up(x))."""
+
+    intermediate_size: int
+    activation: Activation = "silu"
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """x += post(attn(pre(x))); x += post(ffn(pre(x))); either norm may be absent."""
+
+    attention: AttentionSpec
+    ffn: FfnSpec
+    pre_norm: bool = True
+    post_norm: bool = False
+    residual_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A decoder-only transformer."""
+
+    family: str
+    hidden_size: int
+    vocab_size: int
+    max_position: int
+    norm: NormSpec
+    layers: tuple[LayerSpec, ...]
+    tie_embeddings: bool = False
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+
+    def linears(self, layer: int) -> Iterator[LinearSpec]:
+        """The matrices of one layer, in the order they are used."""
+        spec, h, p = self.layers[layer], self.hidden_size, f"layers.{layer}"
+        a, f = spec.attention, spec.ffn
+        q, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+        attn_in = f"{p}.attn_norm" if spec.pre_norm else f"{p}.input"
+        ffn_in = f"{p}.ffn_norm" if spec.pre_norm else f"{p}.attn_output"
+        yield LinearSpec(f"{p}.attn.q_proj", q, h, a.qkv_bias, attn_in, "out")
+        yield LinearSpec(f"{p}.attn.k_proj", kv, h, a.qkv_bias, attn_in, "out")
+        yield LinearSpec(f"{p}.attn.v_proj", kv, h, a.qkv_bias, attn_in, "out")
+        yield LinearSpec(f"{p}.attn.o_proj", h, q, a.out_bias, f"{p}.attn.v_proj", "in")
+        yield LinearSpec(f"{p}.ffn.gate_proj", f.intermediate_size, h, f.bias, ffn_in, "out")
+        yield LinearSpec(f"{p}.ffn.up_proj", f.intermediate_size, h, f.bias, ffn_in, "out")
+        yield LinearSpec(f"{p}.ffn.down_proj", h, f.intermediate_size, f.bias, f"{p}.ffn.up_proj", "in")
+
+    def kv_bytes_per_token(self, value_bytes: int = 2) -> int:
+        """Bytes of keys and values one token takes: 2 x kv_heads x head_dim x bytes, summed over layers."""
+        return sum(2 * x.attention.num_kv_heads * x.attention.head_dim * value_bytes for x in self.layers)

@@ -1,0 +1,129 @@
+// The kernels of one instruction set, as a table of functions, and the plain structs they work on.
+//
+// Knows layouts and arithmetic; knows nothing of models, threads, sequences or Python. Included by kernel sources
+// that are compiled with wider instruction sets than the host code, so: plain structs only, no STL, no inline
+// functions, no constructors.
+//
+// Invariance: a row's result never depends on how many other rows there are. Every sum over k is either exact
+// (int32 within a group) or has one fixed order (groups ascending; k ascending in float paths), the same at every
+// number of rows and for every way a matrix is cut into tiles.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace lmdeploy {
+
+constexpr int kTile = 16;      // output channels of a weight tile, tokens of a key tile
+constexpr int kRowBlock = 8;   // rows that share one activation block
+constexpr int kChunk = 128;    // tokens of one softmax chunk
+constexpr int kSplit = 512;    // tokens of one attention split: ranges start at its multiples
+
+enum WeightKind : int32_t {
+  kW4Zero = 0,  // w = (code - zero) * scale
+  kW4Min = 1,   // w = code * scale + min
+  kInt8 = 2,    // w = code * scale, stored as code + 128
+  kBf16 = 3,
+};
+
+// A packed matrix [n, k]. Tiles of 16 output channels follow each other; inside a tile lines of 64 bytes run along k.
+//   W4   ("N16K8"): line = 16 channels x 8 k; the 4 bytes of lane c hold k 0..3 in low and k 4..7 in high nibbles
+//   Int8 ("N16K4"): line = 16 channels x 4 k, u8
+//   Bf16 ("N16K2"): line = 16 channels x 2 k
+// k is padded with zero codes to a multiple of `group` (Bf16: of 2), n with channels of scale 0 to a multiple of 16.
+struct Matrix {
+  WeightKind kind;
+  int32_t n, k;                // logical
+  int32_t tiles;               // ceil(n / 16)
+  int32_t k_padded;
+  int32_t group, groups;       // inputs per scale: 32, 64 or 128 (Bf16: 0); k_padded / group
+  const uint8_t* lines;        // 64-byte aligned
+  const uint16_t* scales;      // fp16 [tiles][groups][16]
+  const uint8_t* zeros;        // [tiles][groups][16], kW4Zero
+  const uint16_t* mins;        // fp16 [tiles][groups][16], kW4Min
+};
+
+// Rows of activations prepared for a matmul. Row r lives in block r / 8; a block with m rows (8, or the rest in the
+// last one) holds [k / 4][m][4] int8 values (bf16: [k / 2][m][2]) and starts at value (r / 8) * 8 * k_padded.
+//   int8 planes: a = scale * (128 * hi + lo), scale = absmax / 16256, per row and group of `group` inputs
+//   bf16 planes: a = bf_hi + bf_lo
+// Which planes are present follows from the weight kinds that will read them; absent ones are null.
+struct Activations {
+  int32_t rows, k, k_padded;
+  int32_t group, groups;
+  int8_t *hi, *lo;
+  float* scale;                // [rows][groups]
+  float* sum;                  // [rows][groups] scale * sum(128 * hi + lo)
+  uint16_t *bf_hi, *bf_lo;
+};
+
+// One layer's share of the paged cache. A block holds, per KV head, first keys then values, fp16:
+//   keys   [block_size / 16][head_dim][16 tokens]
+//   values [block_size / 16][head_dim / 16][16 tokens][16]        (head_dim is a multiple of 16)
+struct KvLayer {
+  uint16_t* base;
+  int64_t block_stride;        // values between blocks of this layer
+  int64_t head_stride;         // values between KV heads of a block = 2 * block_size * head_dim
+  int32_t block_size, head_dim;
+};
+
+// Attention of `rows` consecutive tokens of one sequence, one KV head and its `heads` query heads, over cached tokens
+// [kv_begin, kv_end) where kv_begin is a multiple of kSplit and kv_end <= kv_begin + kSplit. Row i may see tokens
+// <= position + i, and > position + i - window when window > 0. Writes unnormalised partial results.
+struct AttentionItem {
+  const KvLayer* kv;
+  int32_t kv_head;
+  const int32_t* blocks;       // the sequence's block ids
+  int32_t kv_begin, kv_end;
+  int32_t position;
+  int32_t rows, heads;
+  const float* q;              // [rows][q_stride], heads of this KV head contiguous, already scaled
+  int64_t q_stride;
+  int32_t window;              // 0: none
+  float softcap;               // 0: none
+  float* out;                  // [rows][heads][head_dim] sum of exp(s - max) * v
+  float* max;                  // [rows][heads]; -inf when nothing is visible
+  float* sum;                  // [rows][heads]
+};
+
+struct KernelTable {
+  const char* name;  // "portable", "avx2", "avx512"
+
+  // out[r * ld_out + (tile - tile_begin) * 16 + c] for all rows of `a` and tiles [tile_begin, tile_end).
+  // `scratch` is private to the calling thread, 64-byte aligned, matmul_scratch_bytes(k_padded) long.
+  void (*matmul)(const Matrix& w, const Activations& a, int tile_begin, int tile_end, float* out, ptrdiff_t ld_out,
+                 void* scratch);
+  size_t (*matmul_scratch_bytes)(int k_padded);
+  // Prepares values [k_begin, k_begin + count) of one row; k_begin is a multiple of a.group (or 2 for bf16 alone) and
+  // the span ends at k or at such a multiple. Writes the planes that are present; zero-pads up to k_padded.
+  // NaN and infinity in x make the group's scale NaN, so that they surface in the result.
+  void (*prepare)(const float* x, const Activations& a, int row, int k_begin, int count);
+  // Row `row` of a packed matrix (an embedding) as float [k].
+  void (*gather_row)(const Matrix& w, int row, float* out);
+
+  void (*rms_norm)(const float* x, const float* weight, float offset, float eps, int n, float* y);
+  // Rotates pairs (d, d + rotary_dim / 2) of one head in place; cos, sin are [rotary_dim / 2].
+  void (*rope)(float* head, const float* cos, const float* sin, int rotary_dim);
+  void (*silu_mul)(const float* gate, const float* up, int n, float* y);
+  void (*gelu_tanh_mul)(const float* gate, const float* up, int n, float* y);
+  void (*gelu_mul)(const float* gate, const float* up, int n, float* y);  // erf form
+  void (*add_scaled)(float* x, const float* y, float scale, int n);  // x += scale * y
+
+  // Stores one token's key and value of one KV head (float [head_dim] each) at slot `slot` of block `block`.
+  void (*store_kv)(const KvLayer& kv, int kv_head, int block, int slot, const float* key, const float* value);
+  void (*attend)(const AttentionItem& item);
+  // Combines `splits` partial results (ascending ranges, [splits][heads][...]) of one row into out [heads][head_dim].
+  void (*merge)(const float* out_parts, const float* max_parts, const float* sum_parts, int splits, int heads,
+                int head_dim, float* out);
+
+  // Sampling helpers over n logits.
+  float (*max)(const float* x, int n, int32_t* index);  // first index of the largest; NaN anywhere gives NaN
+  double (*sum_exp)(const float* x, int n, float max, float scale);  // sum of exp((x - max) * scale)
+  // Indices with x >= threshold, ascending, at most `limit`; returns how many there are in all.
+  int (*collect)(const float* x, int n, float threshold, int32_t* index, int limit);
+};
+
+const KernelTable& portable_table();
+const KernelTable& avx2_table();
+const KernelTable& avx512_table();
+
+}  // namespace lmdeploy
