@@ -1,0 +1,372 @@
+"""The options users know, as frozen dataclasses: engine, generation, chat template.
+
+The declaration of a field is everything there is to know about it: default, help (also the command-line
+help), accepted values, range. A field that this version cannot act on is declared with `_fixed`: its neutral
+value is accepted, any other is refused with the reason given there. Knows no model, no machine and no
+tokenizer: what depends on those is decided by `runtime.resolve` and `runtime.generate`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lmdeploy.errors import ConfigError, LMDeployError, RequestError
+
+DEFAULT_MAX_BATCH_SIZE = 32
+MAX_SEED = 2**64 - 1
+
+# What sampling uses where neither the caller nor the model says anything.
+DEFAULT_TEMPERATURE, DEFAULT_TOP_P, DEFAULT_TOP_K, DEFAULT_MIN_P = 0.8, 1.0, 50, 0.0
+
+_ONE_MACHINE = "this version runs one engine on one machine"
+_GPU = "it concerns GPUs only"
+_PREFIX = "the prefix cache keeps every full block; enable_prefix_caching=False turns it off"
+_SCHEDULE = "steps are planned from max_prefill_token_num alone"
+
+
+def _field(default: Any, help: str, **rules: Any) -> Any:
+    """A field that works. Rules: kind (type of its values), low, high, open_low, open_high, choices."""
+    return dataclasses.field(default=default, metadata={"help": help, **rules})
+
+
+def _fixed(default: Any, reason: str, *also: Any) -> Any:
+    """A field accepted at its neutral value (or in `also`, which means the same here), refused otherwise."""
+    return dataclasses.field(default=default, metadata={"neutral": (default, *also), "reason": reason})
+
+
+def is_fixed(field: dataclasses.Field[Any]) -> bool:
+    """True when only the neutral value of the field is accepted; such a field gets no command-line flag."""
+    return "neutral" in field.metadata
+
+
+@dataclass(frozen=True, slots=True)
+class TurbomindEngineConfig:
+    """Options of the native engine. None means: decided at start from model and machine, and printed there.
+
+    Raises ConfigError, naming field, value and reason.
+    """
+
+    dtype: Literal["auto", "bfloat16"] = _field(
+        "auto", "type of 16-bit weights; the CPU engine keeps them in bfloat16", choices=("auto", "bfloat16")
+    )
+    model_format: str | None = _field(
+        None,
+        "layout of the weight files; found from the files when not given",
+        choices=("hf", "gguf", "awq", "gptq", "compressed-tensors", "fp8", "mxfp4"),
+    )
+    session_len: int | None = _field(
+        None,
+        "longest sequence in tokens, prompt and answer; default: what fits, up to the model's own",
+        kind=int,
+        low=1,
+    )
+    max_batch_size: int | None = _field(
+        None,
+        f"most sequences computed at the same time; default {DEFAULT_MAX_BATCH_SIZE}",
+        kind=int,
+        low=1,
+        high=4096,
+    )
+    cache_max_entry_count: float = _field(
+        0.8,
+        "share of the memory free after weights and workspace that the key/value cache may take",
+        kind=float,
+        low=0.0,
+        high=1.0,
+        open_low=True,
+        open_high=True,
+    )
+    cache_block_seq_len: int = _field(64, "tokens one cache block holds", choices=(16, 32, 64, 128))
+    enable_prefix_caching: bool = _field(True, "reuse cached blocks of equal prompt beginnings", kind=bool)
+    # 512 rows already keep the matrix units busy; more would only grow the workspace and make the sequences
+    # that are being decoded wait longer behind a chunk of a prompt.
+    max_prefill_token_num: int = _field(
+        512, "most tokens one step computes: longer prompts are cut into chunks", kind=int, low=16, high=65536
+    )
+    num_threads: int | None = _field(
+        None, "compute threads; default: the physical cores this process may use", kind=int, low=1, high=1024
+    )
+    revision: str | None = _field(None, "branch, tag or commit of a model on the hub", kind=str)
+    download_dir: str | None = _field(None, "folder for downloaded models", kind=str)
+
+    tp: int = _fixed(1, _ONE_MACHINE)
+    dp: int = _fixed(1, _ONE_MACHINE)
+    ep: int = _fixed(1, _ONE_MACHINE)
+    cp: int = _fixed(1, _ONE_MACHINE)
+    device_num: int | None = _fixed(None, _GPU, 1)
+    attn_tp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
+    attn_cp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
+    attn_dp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
+    mlp_tp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
+    mlp_dp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
+    outer_dp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
+    nnodes: int = _fixed(1, _ONE_MACHINE)
+    node_rank: int = _fixed(0, _ONE_MACHINE)
+    dist_init_addr: str | None = _fixed(None, _ONE_MACHINE)
+    devices: Sequence[int] | None = _fixed(None, _GPU)
+    communicator: str = _fixed("nccl", _GPU)
+    quant_policy: int | str | None = _fixed(0, "the key/value cache is kept in 16 bit", None, "none")
+    hf_overrides: Mapping[str, Any] | None = _fixed(None, "edit config.json in the model directory", {})
+    rope_scaling_factor: float = _fixed(0.0, "the model's own rope_scaling is used", 1.0)
+    use_logn_attn: bool = _fixed(False, "no supported model is trained with it")
+    empty_init: bool = _fixed(False, "weights are always read from the model")
+    language_model_only: bool = _fixed(False, "only the language model is read", True)
+    enable_metrics: bool = _fixed(True, "no metrics are collected", False)
+    cache_chunk_size: int = _fixed(-1, "the whole cache is allocated at start", 0)
+    cache_checkpoint_interval: int = _fixed(4096, "it concerns state-space models only")
+    cache_prompt: str = _fixed("auto", _PREFIX, "all")
+    cache_prompt_boundary_skip: int = _fixed(1, _PREFIX)
+    cache_generation: str = _fixed("auto", _PREFIX, "all")
+    num_tokens_per_iter: int = _fixed(0, _SCHEDULE)
+    max_prefill_iters: int = _fixed(1, _SCHEDULE)
+    async_: int = _fixed(1, "steps run one after the other", 0)
+
+    def __post_init__(self) -> None:
+        _check(self, ConfigError)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """How to generate. `temperature`, `top_p`, `top_k`, `min_p` are None while the caller has not set them.
+
+    Raises RequestError with `param` = name of the field. What needs a tokenizer or the engine's limits (ids
+    inside the vocabulary, banned words) is checked when a request is built.
+    """
+
+    n: int = _fixed(1, "send the prompt several times, each with its own random_seed")
+    max_new_tokens: int | None = _field(512, "most tokens to generate; None: as many as fit", kind=int, low=1)
+    do_sample: bool | None = _field(
+        None,
+        "True: sample, False: greedy, None: sample if temperature, top_p, top_k or min_p is set",
+        kind=bool,
+    )
+    temperature: float | None = _field(
+        None, "divides the logits; 0 takes the most likely token", kind=float, low=0.0, high=2.0
+    )
+    top_p: float | None = _field(
+        None, "keep the most likely tokens up to this probability mass", kind=float, low=0.0, high=1.0
+    )
+    top_k: int | None = _field(None, "keep the k most likely tokens; 0: all", kind=int, low=0)
+    min_p: float | None = _field(
+        None,
+        "drop tokens less likely than this share of the most likely one",
+        kind=float,
+        low=0.0,
+        high=1.0,
+    )
+    repetition_penalty: float = _field(
+        1.0,
+        "divides the logits of tokens seen in prompt or answer",
+        kind=float,
+        low=0.0,
+        open_low=True,
+    )
+    presence_penalty: float = _field(
+        0.0, "subtracted once from tokens of the answer", kind=float, low=-2.0, high=2.0
+    )
+    frequency_penalty: float = _field(
+        0.0, "subtracted per occurrence from tokens of the answer", kind=float, low=-2.0, high=2.0
+    )
+    logit_bias: Mapping[int, float] | None = _field(None, "token id -> value added to its logit", kind="bias")
+    random_seed: int | None = _field(
+        None, "seed of the draw; equal seeds give equal answers", kind=int, low=-(2**63), high=MAX_SEED
+    )
+    min_new_tokens: int | None = _field(None, "end-of-answer ids are banned until then", kind=int, low=0)
+    ignore_eos: bool = _field(False, "do not stop at the model's end-of-answer ids", kind=bool)
+    stop_words: Sequence[str] | None = _field(None, "texts that end the answer", kind="words")
+    bad_words: Sequence[str] | None = _field(None, "words never generated, one token each", kind="words")
+    stop_token_ids: Sequence[int] | None = _field(None, "token ids that end the answer", kind="ids")
+    bad_token_ids: Sequence[int] | None = _field(None, "token ids never generated", kind="ids")
+    include_stop_str_in_output: bool = _field(False, "keep the matched stop word in the text", kind=bool)
+    skip_special_tokens: bool = _field(True, "leave control tokens out of the text", kind=bool)
+    logprobs: int | None = _field(
+        None, "log-probability of each token and of the k most likely ones", kind=int, low=0, high=1024
+    )
+    output_logits: Literal["generation"] | None = _field(
+        None, "'generation': return the raw logits of each generated token", choices=("generation",)
+    )
+
+    spaces_between_special_tokens: bool = _fixed(
+        True, "", False
+    )  # concerns tokenizers that are not used here
+    output_last_hidden_state: str | None = _fixed(None, "hidden states are not kept")
+    response_format: Mapping[str, Any] | None = _fixed(
+        None, "this version generates free text only", {"type": "text"}
+    )
+    logits_processors: Sequence[Any] | None = _fixed(
+        None, "logits never leave the engine; use logit_bias", [], ()
+    )
+    repetition_ngram_size: int = _fixed(0, "use repetition_penalty or frequency_penalty")
+    repetition_ngram_threshold: int = _fixed(0, "use repetition_penalty or frequency_penalty")
+    return_ppl: bool = _fixed(False, "use pipeline.get_ppl")
+    with_cache: bool = _fixed(False, _ONE_MACHINE)
+    preserve_cache: bool = _fixed(False, _ONE_MACHINE)
+    migration_request: object = _fixed(None, _ONE_MACHINE)
+    return_routed_experts: bool = _fixed(False, "it concerns mixture-of-experts training only")
+
+    def __post_init__(self) -> None:
+        _check(self, RequestError)
+        if self.min_new_tokens and self.max_new_tokens and self.min_new_tokens > self.max_new_tokens:
+            raise RequestError(
+                f"min_new_tokens={self.min_new_tokens} is larger than max_new_tokens={self.max_new_tokens}",
+                param="min_new_tokens",
+            )
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn (True) or the most likely one is taken (False)."""
+        if self.do_sample is not None:
+            return self.do_sample
+        return any(x is not None for x in (self.temperature, self.top_p, self.top_k, self.min_p))
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplateConfig:
+    """A chat template given by its parts, or by the name of one that is built in. All parts are texts."""
+
+    model_name: str | None = _field(None, "name of a built-in template", kind=str)
+    model_path: str | None = _field(None, "model whose own template is used", kind=str)
+    system: str | None = _field(None, "text before the system message", kind=str)
+    meta_instruction: str | None = _field(None, "system message when the caller sends none", kind=str)
+    eosys: str | None = _field(None, "text after the system message", kind=str)
+    user: str | None = _field(None, "text before a user message", kind=str)
+    eoh: str | None = _field(None, "text after a user message", kind=str)
+    assistant: str | None = _field(None, "text before an answer", kind=str)
+    eoa: str | None = _field(None, "text after an answer", kind=str)
+    tool: str | None = _field(None, "text before a tool result", kind=str)
+    eotool: str | None = _field(None, "text after a tool result", kind=str)
+    separator: str | None = _field(None, "text between turns", kind=str)
+    capability: Literal["completion", "infilling", "chat", "python"] | None = _field(
+        None,
+        "what prompts are: plain text or messages",
+        choices=("completion", "infilling", "chat", "python"),
+    )
+    stop_words: Sequence[str] | None = _field(None, "texts that end an answer", kind="words")
+
+    def __post_init__(self) -> None:
+        _check(self, ConfigError)
+
+    def to_json(self, file_path: str | Path | None = None) -> str:
+        """The set fields as a JSON text, also written to `file_path` when given."""
+        fields = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        text = json.dumps(fields, ensure_ascii=False, indent=2)
+        if file_path is not None:
+            target = Path(file_path)
+            partial = target.with_name(target.name + ".partial")
+            partial.write_text(text + "\n", encoding="utf-8")
+            partial.replace(target)
+        return text
+
+    @classmethod
+    def from_json(cls, file_or_string: str | Path) -> ChatTemplateConfig:
+        """Read a JSON file, or a JSON text when no such file exists. Raises ConfigError."""
+        source, text = _json_source(file_or_string)
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"chat template {source} is not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"chat template {source} must be a JSON object of its fields")
+        unknown = sorted(set(values) - {f.name for f in dataclasses.fields(cls)})
+        if unknown:
+            raise ConfigError(f"chat template {source} has unknown fields: {', '.join(unknown)}")
+        return cls(**values)
+
+
+def _json_source(file_or_string: str | Path) -> tuple[str, str]:
+    text = str(file_or_string)
+    if text.lstrip().startswith("{"):
+        return "text", text
+    try:
+        return f"file {text}", Path(text).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat template file {text} cannot be read: {error}") from None
+
+
+def _check(config: Any, error: type[LMDeployError]) -> None:
+    """Raise `error` for the first field whose value its declaration does not allow."""
+    for field in dataclasses.fields(config):
+        value, rules = getattr(config, field.name), field.metadata
+        problem = _problem(value, rules) if value is not None or field.default is not None else None
+        if problem:
+            raise error(f"{field.name}={_short(value)}: {problem}", param=field.name)
+
+
+def _problem(value: Any, rules: Mapping[str, Any]) -> str | None:
+    if "neutral" in rules:
+        return _neutral_problem(value, rules)
+    if "choices" in rules:
+        choices = rules["choices"]
+        same = any(value == c and type(value) is type(c) for c in choices)
+        return None if same else "must be one of " + ", ".join(map(str, choices))
+    kind = rules["kind"]
+    if kind in (int, float):
+        return _number_problem(value, kind, rules)
+    if isinstance(kind, type):
+        return None if isinstance(value, kind) else f"must be of type {kind.__name__}"
+    return {"words": _words_problem, "ids": _ids_problem, "bias": _bias_problem}[kind](value)
+
+
+def _neutral_problem(value: Any, rules: Mapping[str, Any]) -> str | None:
+    neutral = rules["neutral"]
+    if any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral):
+        return None
+    return f"not supported, {rules['reason']}; leave it at {neutral[0]!r}"
+
+
+def _number_problem(value: Any, kind: type, rules: Mapping[str, Any]) -> str | None:
+    low, high = rules.get("low"), rules.get("high")
+    if not _is_number(value, kind):
+        return "must be a whole number" if kind is int else "must be a number"
+    below = low is not None and (value < low or (rules.get("open_low") and value == low))
+    above = high is not None and (value > high or (rules.get("open_high") and value == high))
+    return f"must be {_range_text(rules)}" if below or above else None
+
+
+def _range_text(rules: Mapping[str, Any]) -> str:
+    low, high = rules.get("low"), rules.get("high")
+    above = None if low is None else f"{'larger than' if rules.get('open_low') else 'at least'} {low}"
+    below = None if high is None else f"{'less than' if rules.get('open_high') else 'at most'} {high}"
+    return " and ".join(x for x in (above, below) if x)
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return isinstance(value, int) if kind is int else math.isfinite(value)
+
+
+def _words_problem(value: Any) -> str | None:
+    good = _is_list(value) and all(isinstance(x, str) and x for x in value)
+    return None if good else "must be a list of texts that are not empty"
+
+
+def _ids_problem(value: Any) -> str | None:
+    good = _is_list(value) and all(_is_number(x, int) and x >= 0 for x in value)
+    return None if good else "must be a list of token ids"
+
+
+def _bias_problem(value: Any) -> str | None:
+    good = isinstance(value, Mapping) and all(
+        _is_number(k, int) and k >= 0 and _is_bias(v) for k, v in value.items()
+    )
+    return None if good else "must map token ids to numbers"
+
+
+def _is_bias(value: Any) -> bool:
+    return _is_number(value, float) or value == -math.inf
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+
+
+def _short(value: Any, limit: int = 200) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[:limit] + "..."
