@@ -37,7 +37,8 @@ def _field(default: Any, help: str, **rules: Any) -> Any:
 
 def _fixed(default: Any, reason: str, *also: Any) -> Any:
     """A field accepted at its neutral value (or in `also`, which means the same here), refused otherwise."""
-    return dataclasses.field(default=default, metadata={"neutral": (default, *also), "reason": reason})
+    rules = {"help": f"only {default!r}: {reason}", "neutral": (default, *also), "reason": reason}
+    return dataclasses.field(default=default, metadata=rules)
 
 
 def is_fixed(field: dataclasses.Field[Any]) -> bool:

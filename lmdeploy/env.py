@@ -1,0 +1,55 @@
+"""Every environment variable this project reads, in one table.
+
+Knows names, meanings and accepted values; what follows from a value is decided by whoever asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lmdeploy.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable; an empty value counts as not set."""
+
+    name: str
+    help: str
+    choices: tuple[str, ...] = ()
+
+    def text(self, environ: Mapping[str, str] = os.environ) -> str | None:
+        """Its value, or None when not set. Raises ConfigError when the value is not one of `choices`."""
+        value = environ.get(self.name, "").strip()
+        if value and self.choices and value not in self.choices:
+            raise ConfigError(f"{self.name}={value}: must be one of {', '.join(self.choices)}")
+        return value or None
+
+    def number(self, environ: Mapping[str, str] = os.environ) -> int | None:
+        """Its value as a whole number of at least 1, or None when not set. Raises ConfigError."""
+        value = self.text(environ)
+        if value is None:
+            return None
+        if not value.isdecimal() or int(value) < 1:
+            raise ConfigError(f"{self.name}={value}: must be a whole number of at least 1")
+        return int(value)
+
+
+KERNELS = Variable(
+    "LMDEPLOY_KERNELS",
+    "kernel set of the native engine: portable, avx2 or avx512; default: the best one this CPU runs",
+    choices=("portable", "avx2", "avx512"),
+)
+NUM_THREADS = Variable(
+    "LMDEPLOY_NUM_THREADS", "compute threads where num_threads is not given; default: usable physical cores"
+)
+HF_HUB_OFFLINE = Variable("HF_HUB_OFFLINE", "1: never download a model; only what is in the cache is used")
+HF_HOME = Variable("HF_HOME", "folder of downloaded models; default: ~/.cache/huggingface")
+HF_TOKEN = Variable("HF_TOKEN", "access token for models on the hub that need one")
+CUDA_HOME = Variable("CUDA_HOME", "CUDA toolkit; only reported by `lmdeploy check_env`")
+SSL_KEYFILE = Variable("SSL_KEYFILE", "private key file for `lmdeploy serve api_server --ssl`")
+SSL_CERTFILE = Variable("SSL_CERTFILE", "certificate file for `lmdeploy serve api_server --ssl`")
+
+VARIABLES = (KERNELS, NUM_THREADS, HF_HUB_OFFLINE, HF_HOME, HF_TOKEN, CUDA_HOME, SSL_KEYFILE, SSL_CERTFILE)
