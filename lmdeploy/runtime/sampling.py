@@ -1,0 +1,109 @@
+"""From `GenerationConfig` and the defaults of model and caller to the engine's `SamplingParams`.
+
+Owns the rules for silent fields, greedy, seeds and what may not be drawn. Knows token ids and the size of the
+vocabulary; no text, no wire format.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable, Mapping
+
+from lmdeploy.config import (
+    DEFAULT_MIN_P,
+    DEFAULT_TEMPERATURE,
+    DEFAULT_TOP_K,
+    DEFAULT_TOP_P,
+    GenerationConfig,
+)
+from lmdeploy.engine.request import SamplingParams
+from lmdeploy.errors import RequestError
+
+GREEDY_BELOW = 1e-5  # lower temperatures are greedy: dividing by them would only amplify rounding
+BIAS_LIMIT = 100.0
+_U64 = (1 << 64) - 1
+_LAST_RESORT: dict[str, float] = {
+    "temperature": DEFAULT_TEMPERATURE,
+    "top_p": DEFAULT_TOP_P,
+    "top_k": DEFAULT_TOP_K,
+    "min_p": DEFAULT_MIN_P,
+    "repetition_penalty": 1.0,
+}
+_GREEDY: dict[str, float] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+
+
+def resolve_sampling(
+    config: GenerationConfig,
+    defaults: Mapping[str, float],
+    *,
+    vocab_size: int,
+    max_logprobs: int,
+    banned: Iterable[int] = (),
+    choice: int = 0,
+) -> SamplingParams:
+    """All-concrete sampling columns of one request.
+
+    `defaults` fill the fields the caller left None; `banned` ids are never drawn; `choice` numbers the answers
+    to one prompt, each with its own random stream. Raises RequestError naming the field.
+    """
+    values = {name: _value(config, defaults, name) for name in _LAST_RESORT}
+    if not config.samples or values["temperature"] < GREEDY_BELOW or values["top_p"] == 0.0:
+        values |= _GREEDY
+    if config.logprobs is not None and config.logprobs > max_logprobs:
+        raise RequestError(f"logprobs={config.logprobs}: must be at most {max_logprobs}", param="logprobs")
+    return SamplingParams(
+        temperature=values["temperature"],
+        top_k=max(0, int(values["top_k"])),
+        top_p=values["top_p"],
+        min_p=values["min_p"],
+        repetition_penalty=values["repetition_penalty"],
+        presence_penalty=config.presence_penalty,
+        frequency_penalty=config.frequency_penalty,
+        seed=stream_seed(config.random_seed, choice),
+        logit_bias=_logit_bias(config.logit_bias or {}, banned, vocab_size),
+        logprobs=config.logprobs,
+    )
+
+
+def _value(config: GenerationConfig, defaults: Mapping[str, float], name: str) -> float:
+    given = getattr(config, name)
+    return float(given if given is not None else defaults.get(name, _LAST_RESORT[name]))
+
+
+def stream_seed(seed: int | None, choice: int = 0) -> int:
+    """Unsigned 64-bit seed of one choice; None draws one. Choice 0 uses the caller's seed itself.
+
+    Negative seeds are taken modulo 2^64. Further choices pass through the finaliser of SplitMix64 (Steele, Lea,
+    Flood 2014), so that neighbouring seeds do not share streams.
+    """
+    if seed is None:
+        return secrets.randbits(64)
+    x = seed & _U64
+    if choice == 0:
+        return x
+    x = (x + choice * 0x9E3779B97F4A7C15) & _U64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _U64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _U64
+    return x ^ (x >> 31)
+
+
+def check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
+    """Raise RequestError for the first id outside the vocabulary."""
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"{param}: token id {token_id} is not in the vocabulary (0 to {vocab_size - 1})", param=param
+            )
+
+
+def _logit_bias(
+    bias: Mapping[int, float], banned: Iterable[int], vocab_size: int
+) -> tuple[tuple[int, float], ...]:
+    """(id, bias) in rising id order. Values are clipped to +-100; -100 is a ban (-inf), +100 stays a bias."""
+    check_ids(bias, vocab_size, "logit_bias")
+    out = {i: -math.inf if x <= -BIAS_LIMIT else min(float(x), BIAS_LIMIT) for i, x in bias.items()}
+    out.update(dict.fromkeys(banned, -math.inf))
+    if sum(x == -math.inf for x in out.values()) >= vocab_size:
+        raise RequestError("logit_bias and banned words leave no token to choose from", param="logit_bias")
+    return tuple(sorted(out.items()))
