@@ -1,0 +1,89 @@
+// Owners of the memory behind the plain structs of table.h, for tests and benchmarks. Knows nothing of Python.
+#pragma once
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "kernels/table.h"
+#include "pack.h"
+
+namespace lmdeploy {
+
+// Zero-filled memory on huge pages where the system grants them.
+class Buffer {
+ public:
+  explicit Buffer(size_t bytes) : size_(bytes) {
+    if (bytes == 0) return;
+    const size_t unit = bytes >= (size_t{1} << 21) ? size_t{1} << 21 : 64;
+    const size_t rounded = (bytes + unit - 1) / unit * unit;
+    data_ = std::aligned_alloc(unit, rounded);
+    if (!data_) throw std::bad_alloc();
+    if (unit > 64) madvise(data_, rounded, MADV_HUGEPAGE);
+    std::memset(data_, 0, rounded);
+  }
+  ~Buffer() { std::free(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  void* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_;
+};
+
+struct PackedMatrix {
+  PackedMatrix(int kind, int n, int k, int group)
+      : memory(packed_bytes(static_cast<WeightKind>(kind), n, k, group)),
+        matrix(layout_matrix(static_cast<WeightKind>(kind), n, k, group, memory.data())) {}
+  Buffer memory;
+  Matrix matrix;
+};
+
+struct PreparedRows {
+  PreparedRows(int rows, int k, int group, bool int8, bool bf16)
+      : unit(group > 0 ? group : 2),
+        k_padded((k + unit - 1) / unit * unit),
+        groups_per_row(group > 0 ? k_padded / group : 0),
+        planes(size_t(rows) * k_padded * (int8 ? 2 : 0)),
+        bf_planes(size_t(rows) * k_padded * (bf16 ? 4 : 0)),
+        factors(size_t(rows) * groups_per_row * 2 * sizeof(float)) {
+    auto* bytes = static_cast<int8_t*>(planes.data());
+    auto* halves = static_cast<uint16_t*>(bf_planes.data());
+    auto* floats = static_cast<float*>(factors.data());
+    const size_t values = size_t(rows) * k_padded, scales = size_t(rows) * groups_per_row;
+    view = {};
+    view.rows = rows;
+    view.k = k;
+    view.k_padded = k_padded;
+    view.group = group;
+    view.groups = groups_per_row;
+    view.hi = bytes;
+    view.lo = int8 ? bytes + values : nullptr;
+    view.scale = floats;
+    view.sum = floats ? floats + scales : nullptr;
+    view.bf_hi = halves;
+    view.bf_lo = bf16 ? halves + values : nullptr;
+  }
+  size_t size() const { return size_t(view.rows) * k_padded; }
+  size_t groups() const { return size_t(view.rows) * groups_per_row; }
+  int unit, k_padded, groups_per_row;
+  Buffer planes, bf_planes, factors;
+  Activations view{};
+};
+
+struct KvCache {
+  KvCache(int blocks_, int heads_, int block_size, int head_dim)
+      : blocks(blocks_), heads(heads_), memory(size_t(blocks_) * heads_ * 2 * block_size * head_dim * 2) {
+    const int64_t head_stride = int64_t{2} * block_size * head_dim;
+    layer = {static_cast<uint16_t*>(memory.data()), head_stride * heads_, head_stride, block_size, head_dim};
+  }
+  int blocks, heads;
+  Buffer memory;
+  KvLayer layer{};
+};
+
+}  // namespace lmdeploy

@@ -1,0 +1,345 @@
+// Every kernel in plain C++, one value at a time: the readable twin that the fast tables are checked against, and the
+// table for machines without AVX2. Compiled for the baseline instruction set.
+#include <cmath>
+#include <cstring>
+
+#include "kernels/table.h"
+
+namespace lmdeploy {
+namespace portable {
+
+const float kInfinity = INFINITY;
+
+float from_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+uint32_t to_bits(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
+
+float half_to_float(uint16_t h) {
+  const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 0x3ff;
+  if (exponent == 31) return from_bits(sign | 0x7f800000 | mantissa << 13);
+  if (exponent == 0) return from_bits(sign | to_bits(float(mantissa) * 0x1p-24f));
+  return from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+
+uint16_t float_to_half(float value) {
+  const uint32_t bits = to_bits(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) return sign | 0x7e00;
+  if (magnitude >= 0x477ff000) return sign | 0x7c00;
+  if (magnitude < 0x38800000) return sign | uint16_t(nearbyintf(from_bits(magnitude) * 0x1p24f));
+  return sign | uint16_t((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13);
+}
+
+float bf16_to_float(uint16_t b) { return from_bits(uint32_t(b) << 16); }
+
+uint16_t float_to_bf16(float value) {
+  const uint32_t bits = to_bits(value);
+  if ((bits & 0x7fffffff) > 0x7f800000) return bits >> 16 | 0x40;
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+// ---- matmul ----
+
+int rows_of_block(const Activations& a, int row) {
+  const int left = a.rows - row / kRowBlock * kRowBlock;
+  return left < kRowBlock ? left : kRowBlock;
+}
+
+// Where value k of a row lies in an int8 plane (per = 4) or a bf16 plane (per = 2).
+size_t plane_index(const Activations& a, int row, int k, int per) {
+  const int m = rows_of_block(a, row);
+  return size_t(row / kRowBlock) * kRowBlock * a.k_padded + (size_t(k / per) * m + row % kRowBlock) * per + k % per;
+}
+
+// The stored code of one weight; Int8 is still offset by 128.
+int code_at(const Matrix& w, int channel, int k) {
+  const int per_line = w.kind == kInt8 ? 4 : 8;
+  const size_t line = size_t(channel / kTile) * (w.k_padded / per_line) + k / per_line;
+  const uint8_t byte = w.lines[line * 64 + channel % kTile * 4 + k % 4];
+  if (w.kind == kInt8) return byte;
+  return k % 8 < 4 ? byte & 15 : byte >> 4;
+}
+
+float bf16_at(const Matrix& w, int channel, int k) {
+  const size_t line = size_t(channel / kTile) * (w.k_padded / 2) + k / 2;
+  uint16_t value;
+  memcpy(&value, w.lines + line * 64 + channel % kTile * 4 + k % 2 * 2, 2);
+  return bf16_to_float(value);
+}
+
+// What a group adds for each unit of the activations' sum: weights are code * scale + offset.
+float group_offset(const Matrix& w, size_t entry) {
+  const float scale = half_to_float(w.scales[entry]);
+  if (w.kind == kW4Zero) return -(float(w.zeros[entry]) * scale);
+  if (w.kind == kW4Min) return half_to_float(w.mins[entry]);
+  return -128.0f * scale;
+}
+
+float dot_grouped(const Matrix& w, const Activations& a, int channel, int row) {
+  float result = 0;
+  for (int g = 0; g < w.groups; ++g) {
+    int32_t high = 0, low = 0;
+    for (int k = g * w.group; k < (g + 1) * w.group; ++k) {
+      const size_t i = plane_index(a, row, k, 4);
+      const int code = code_at(w, channel, k);
+      high += code * a.hi[i];
+      low += code * a.lo[i];
+    }
+    const size_t entry = (size_t(channel / kTile) * w.groups + g) * kTile + channel % kTile;
+    const size_t group = size_t(row) * a.groups + g;
+    result += float(high * 128 + low) * a.scale[group] * half_to_float(w.scales[entry]);
+    result += group_offset(w, entry) * a.sum[group];
+  }
+  return result;
+}
+
+float dot_bf16(const Matrix& w, const Activations& a, int channel, int row) {
+  float high = 0, low = 0;
+  for (int k = 0; k < w.k_padded; ++k) {
+    const size_t i = plane_index(a, row, k, 2);
+    const float weight = bf16_at(w, channel, k);
+    high += weight * bf16_to_float(a.bf_hi[i]);
+    low += weight * bf16_to_float(a.bf_lo[i]);
+  }
+  return high + low;
+}
+
+void matmul(const Matrix& w, const Activations& a, int tile_begin, int tile_end, float* out, ptrdiff_t ld_out, void*) {
+  for (int row = 0; row < a.rows; ++row)
+    for (int c = tile_begin * kTile; c < tile_end * kTile; ++c)
+      out[row * ld_out + c - tile_begin * kTile] = w.kind == kBf16 ? dot_bf16(w, a, c, row) : dot_grouped(w, a, c, row);
+}
+
+size_t matmul_scratch_bytes(int) { return 64; }
+
+// ---- activations ----
+
+void prepare_group(const float* x, int count, const Activations& a, int row, int g) {
+  float largest = 0;
+  bool finite = true;
+  for (int i = 0; i < count; ++i) {
+    const float magnitude = fabsf(x[i]);
+    finite = finite && magnitude < kInfinity;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  const bool zero = largest < 1e-30f;
+  const float inverse = zero || !finite ? 0 : 16256.0f / largest;
+  int32_t sum = 0;
+  for (int i = 0; i < a.group; ++i) {
+    const int value = i < count && inverse != 0 ? int(nearbyintf(x[i] * inverse)) : 0;
+    const int high = (value + 64) >> 7;
+    const size_t at = plane_index(a, row, g * a.group + i, 4);
+    a.hi[at] = int8_t(high);
+    a.lo[at] = int8_t(value - high * 128);
+    sum += value;
+  }
+  const float scale = !finite ? NAN : zero ? 0 : largest / 16256.0f;
+  a.scale[size_t(row) * a.groups + g] = scale;
+  a.sum[size_t(row) * a.groups + g] = scale * float(sum);
+}
+
+void prepare(const float* x, const Activations& a, int row, int k_begin, int count) {
+  const int end = k_begin + count == a.k ? a.k_padded : k_begin + count;
+  if (a.hi)
+    for (int k = k_begin; k < end; k += a.group) {
+      const int left = k_begin + count - k;
+      prepare_group(x + (k - k_begin), left < 0 ? 0 : left < a.group ? left : a.group, a, row, k / a.group);
+    }
+  if (a.bf_hi)
+    for (int k = k_begin; k < end; ++k) {
+      const float value = k < k_begin + count ? x[k - k_begin] : 0;
+      const uint16_t high = float_to_bf16(value);
+      const size_t at = plane_index(a, row, k, 2);
+      a.bf_hi[at] = high;
+      a.bf_lo[at] = float_to_bf16(value - bf16_to_float(high));
+    }
+}
+
+void gather_row(const Matrix& w, int row, float* out) {
+  for (int k = 0; k < w.k; ++k) {
+    if (w.kind == kBf16) {
+      out[k] = bf16_at(w, row, k);
+      continue;
+    }
+    const size_t entry = (size_t(row / kTile) * w.groups + k / w.group) * kTile + row % kTile;
+    const float scale = half_to_float(w.scales[entry]);
+    const int code = code_at(w, row, k);
+    if (w.kind == kW4Zero) out[k] = float(code - w.zeros[entry]) * scale;
+    if (w.kind == kW4Min) out[k] = float(code) * scale + half_to_float(w.mins[entry]);
+    if (w.kind == kInt8) out[k] = float(code - 128) * scale;
+  }
+}
+
+// ---- small operations ----
+
+void rms_norm(const float* x, const float* weight, float offset, float eps, int n, float* y) {
+  float squares = 0;
+  for (int i = 0; i < n; ++i) squares += x[i] * x[i];
+  const float factor = 1.0f / sqrtf(squares / float(n) + eps);
+  for (int i = 0; i < n; ++i) y[i] = x[i] * factor * (offset + weight[i]);
+}
+
+void rope(float* head, const float* cos, const float* sin, int rotary_dim) {
+  const int half = rotary_dim / 2;
+  for (int d = 0; d < half; ++d) {
+    const float a = head[d], b = head[d + half];
+    head[d] = a * cos[d] - b * sin[d];
+    head[d + half] = b * cos[d] + a * sin[d];
+  }
+}
+
+void silu_mul(const float* gate, const float* up, int n, float* y) {
+  for (int i = 0; i < n; ++i) y[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+}
+
+void gelu_tanh_mul(const float* gate, const float* up, int n, float* y) {
+  for (int i = 0; i < n; ++i) {
+    const float x = gate[i], inner = 0.7978845608f * (x + 0.044715f * x * x * x);
+    y[i] = x / (1.0f + expf(-2.0f * inner)) * up[i];
+  }
+}
+
+void gelu_mul(const float* gate, const float* up, int n, float* y) {
+  for (int i = 0; i < n; ++i) y[i] = 0.5f * gate[i] * (1.0f + erff(gate[i] * 0.7071067812f)) * up[i];
+}
+
+void add_scaled(float* x, const float* y, float scale, int n) {
+  for (int i = 0; i < n; ++i) x[i] += scale * y[i];
+}
+
+// ---- attention ----
+
+uint16_t* block_at(const KvLayer& kv, int kv_head, int block) {
+  return kv.base + block * kv.block_stride + kv_head * kv.head_stride;
+}
+size_t key_index(const KvLayer& kv, int slot, int d) {
+  return size_t(slot / kTile) * kv.head_dim * kTile + size_t(d) * kTile + slot % kTile;
+}
+size_t value_index(const KvLayer& kv, int slot, int d) {
+  const size_t tile = size_t(kv.block_size) * kv.head_dim + size_t(slot / kTile) * kv.head_dim * kTile;
+  return tile + size_t(d / kTile) * kTile * kTile + slot % kTile * kTile + d % kTile;
+}
+
+void store_kv(const KvLayer& kv, int kv_head, int block, int slot, const float* key, const float* value) {
+  uint16_t* base = block_at(kv, kv_head, block);
+  for (int d = 0; d < kv.head_dim; ++d) {
+    base[key_index(kv, slot, d)] = float_to_half(key[d]);
+    base[value_index(kv, slot, d)] = float_to_half(value[d]);
+  }
+}
+
+float score(const AttentionItem& item, const float* q, int token) {
+  const KvLayer& kv = *item.kv;
+  const uint16_t* base = block_at(kv, item.kv_head, item.blocks[token / kv.block_size]);
+  float sum = 0;
+  for (int d = 0; d < kv.head_dim; ++d) sum += q[d] * half_to_float(base[key_index(kv, token % kv.block_size, d)]);
+  return item.softcap > 0 ? item.softcap * tanhf(sum / item.softcap) : sum;
+}
+
+// Tokens [begin, end) of one chunk join the running maximum, sum and output of one query head.
+void add_chunk(const AttentionItem& item, const float* q, int begin, int end, float* out, float* max, float* sum) {
+  const KvLayer& kv = *item.kv;
+  float p[kChunk], largest = *max;
+  for (int t = begin; t < end; ++t) {
+    p[t - begin] = score(item, q, t);
+    largest = p[t - begin] > largest ? p[t - begin] : largest;
+  }
+  // With nothing but NaN so far any finite maximum lets them through.
+  const float shift = largest == -kInfinity ? 0 : largest;
+  const float factor = expf(*max - shift);
+  *max = largest;
+  *sum *= factor;
+  for (int d = 0; d < kv.head_dim; ++d) out[d] *= factor;
+  for (int t = begin; t < end; ++t) {
+    const uint16_t* base = block_at(kv, item.kv_head, item.blocks[t / kv.block_size]);
+    const float weight = expf(p[t - begin] - shift);
+    *sum += weight;
+    for (int d = 0; d < kv.head_dim; ++d) out[d] += weight * half_to_float(base[value_index(kv, t % kv.block_size, d)]);
+  }
+}
+
+void attend(const AttentionItem& item) {
+  const int dim = item.kv->head_dim;
+  for (int pair = 0; pair < item.rows * item.heads; ++pair) {
+    const int row = pair / item.heads, last = item.position + row + 1;
+    const int end = last < item.kv_end ? last : item.kv_end;
+    const int first = item.window > 0 ? last - item.window : 0;
+    const float* q = item.q + row * item.q_stride + pair % item.heads * dim;
+    float* out = item.out + size_t(pair) * dim;
+    item.max[pair] = -kInfinity;
+    item.sum[pair] = 0;
+    for (int d = 0; d < dim; ++d) out[d] = 0;
+    for (int chunk = item.kv_begin; chunk < end; chunk += kChunk) {
+      const int begin = first > chunk ? first : chunk, stop = chunk + kChunk < end ? chunk + kChunk : end;
+      if (begin < stop) add_chunk(item, q, begin, stop, out, item.max + pair, item.sum + pair);
+    }
+  }
+}
+
+void merge(const float* out_parts, const float* max_parts, const float* sum_parts, int splits, int heads, int head_dim,
+           float* out) {
+  for (int h = 0; h < heads; ++h) {
+    float largest = -kInfinity;
+    for (int s = 0; s < splits; ++s) largest = max_parts[s * heads + h] > largest ? max_parts[s * heads + h] : largest;
+    const float shift = largest == -kInfinity ? 0 : largest;
+    float total = 0;
+    float* row = out + size_t(h) * head_dim;
+    for (int d = 0; d < head_dim; ++d) row[d] = 0;
+    for (int s = 0; s < splits; ++s) {
+      const float weight = expf(max_parts[s * heads + h] - shift);
+      const float* part = out_parts + (size_t(s) * heads + h) * head_dim;
+      total += weight * sum_parts[s * heads + h];
+      for (int d = 0; d < head_dim; ++d) row[d] += weight * part[d];
+    }
+    const float inverse = total == 0 ? 0 : 1.0f / total;
+    for (int d = 0; d < head_dim; ++d) row[d] *= inverse;
+  }
+}
+
+// ---- sampling ----
+
+float max(const float* x, int n, int32_t* index) {
+  int best = 0;
+  for (int i = 0; i < n; ++i) {
+    if (x[i] != x[i]) {
+      *index = i;
+      return x[i];
+    }
+    if (x[i] > x[best]) best = i;
+  }
+  *index = best;
+  return x[best];
+}
+
+double sum_exp(const float* x, int n, float max, float scale) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) sum += double(expf((x[i] - max) * scale));
+  return sum;
+}
+
+int collect(const float* x, int n, float threshold, int32_t* index, int limit) {
+  int count = 0;
+  for (int i = 0; i < n; ++i)
+    if (x[i] >= threshold) {
+      if (count < limit) index[count] = i;
+      ++count;
+    }
+  return count;
+}
+
+const KernelTable table = {
+    "portable",    matmul,   matmul_scratch_bytes, prepare,  gather_row, rms_norm, rope, silu_mul,
+    gelu_tanh_mul, gelu_mul, add_scaled,           store_kv, attend,     merge,    max,  sum_exp,
+    collect};
+
+}  // namespace portable
+
+const KernelTable& portable_table() { return portable::table; }
+
+}  // namespace lmdeploy
