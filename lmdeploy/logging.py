@@ -1,7 +1,7 @@
 """The one logger of the project: named `lmdeploy`, on standard error.
 
-REQUEST lies between INFO and DEBUG and shows prompts. Modules ask `get_logger()`; only a command or `pipeline()`
-calls `set_up`.
+REQUEST lies between INFO and DEBUG and shows prompts. Modules ask `get_logger()`; only a command or
+`pipeline()` calls `set_up`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ def get_logger() -> logging.Logger:
 
 
 def set_up(level: str = "WARNING") -> logging.Logger:
-    """Set the level and attach the one handler; calling it again only changes the level. Raises ConfigError."""
+    """Set the level; attach the one handler unless the program around us has its own. Raises ConfigError."""
     name = level.upper()
     if name not in LEVELS:
         raise ConfigError(f"log level {level}: must be one of {', '.join(LEVELS)}")
     logger = get_logger()
     logger.setLevel(REQUEST if name == "REQUEST" else getattr(logging, name))
-    if not any(isinstance(h, _CurrentStderr) for h in logger.handlers):
+    if not logger.hasHandlers():
         handler = _CurrentStderr()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger.addHandler(handler)
-        logger.propagate = False
     return logger

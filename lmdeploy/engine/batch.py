@@ -2,15 +2,22 @@
 
 A `Batch` is ragged: prefill chunks and decode rows are the same thing, a row of one or more new tokens of one
 sequence. It carries everything an executor needs; executors keep weights and cache blocks, never batches.
+`Packer` builds it from planned rows.
 T = new tokens in all rows, R = rows, S = positions at which logits are wanted ("samples").
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from lmdeploy.engine.request import Request, SamplingParams, Sequence
+
+Row = tuple[Sequence, int]  # a sequence and how many of its tokens to compute
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -73,3 +80,128 @@ class StepResult:
     top_ids: I32  # [S, K] K = largest k asked in the batch, rows padded with -1
     top_logprobs: F32  # [S, K]
     logits: dict[int, F32]  # sample index -> raw logits [vocab], for samples with want_logits
+
+
+# The columns that stay the same for all samples of one request, as one packed record for each sample.
+_RECORD = np.dtype(
+    [
+        ("temperature", "<f4"),
+        ("top_p", "<f4"),
+        ("min_p", "<f4"),
+        ("repetition_penalty", "<f4"),
+        ("presence_penalty", "<f4"),
+        ("frequency_penalty", "<f4"),
+        ("top_k", "<i4"),
+        ("logprobs", "<i4"),
+        ("seed", "<u8"),
+        ("want_logits", "?"),
+    ]
+)
+_NONE_I32 = np.zeros(0, np.int32)
+_NONE_F32 = np.zeros(0, np.float32)
+
+
+def _records(request: Request) -> tuple[bytes, bytes]:
+    """(record of a drawn token, record of a scored prompt token)."""
+    scored = SamplingParams(logprobs=request.prompt_logprobs)
+    return _record(request.sampling, request.want_logits), _record(scored, False)
+
+
+def _record(s: SamplingParams, want_logits: bool) -> bytes:
+    floats = (s.temperature, s.top_p, s.min_p)
+    penalties = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty)
+    logprobs = -1 if s.logprobs is None else s.logprobs
+    return np.array([(*floats, *penalties, s.top_k, logprobs, s.seed, want_logits)], _RECORD).tobytes()
+
+
+class Packer:
+    """Turns planned rows into a `Batch`.
+
+    Cost depends on rows and new tokens, hardly on context: state lives in arrays of the sequences, and the
+    constant columns are kept from one step to the next while the same requests sample. Arrays handed out are
+    never written again.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._last_records: list[bytes] = []
+        self._columns: dict[str, Any] = {}
+
+    def pack(self, rows: list[Row]) -> Batch:
+        """Rows must hold blocks for all their new tokens."""
+        size = self._block_size
+        computed = [seq.num_computed for seq, _ in rows]
+        counts = [n for _, n in rows]
+        blocks = [-(-(c + n) // size) for c, n in zip(computed, counts, strict=True)]
+        starts = [0, *accumulate(counts)]
+        return Batch(
+            token_ids=_token_ids(rows, starts[-1]),
+            row_start=np.array(starts, np.int32),
+            context_len=np.array(computed, np.int32),
+            block_start=np.array([0, *accumulate(blocks)], np.int32),
+            block_ids=np.concatenate([r[0].block_ids[:b] for r, b in zip(rows, blocks, strict=True)]),
+            samples=self._samples(rows, starts),
+        )
+
+    def _samples(self, rows: list[Row], starts: list[int]) -> SampleColumns:
+        index: list[int] = []
+        targets: list[int] = []
+        drawn: list[Sequence | None] = []  # None: scored
+        records: list[bytes] = []
+        for (seq, n), start in zip(rows, starts, strict=False):
+            if seq.packed is None:
+                seq.packed = _records(seq.request)
+            if scored := seq.scored_positions(n):
+                index += [start + p - seq.num_computed for p in scored]
+                targets += seq.tokens[scored.start + 1 : scored.stop + 1].tolist()
+                drawn += [None] * len(scored)
+                records += [seq.packed[1]] * len(scored)
+            if seq.num_computed + n == seq.length:
+                index.append(start + n - 1)
+                targets.append(-1)
+                drawn.append(seq)
+                records.append(seq.packed[0])
+        positions = [0 if seq is None else seq.length - seq.num_prompt for seq in drawn]
+        return SampleColumns(
+            token_index=np.array(index, np.int32),
+            target_ids=np.array(targets, np.int32),
+            position=np.array(positions, np.int64),
+            **self._constant_columns(records),
+            **_bias_columns(drawn),
+            **_history_columns(drawn),
+        )
+
+    def _constant_columns(self, records: list[bytes]) -> dict[str, Any]:
+        if records != self._last_records:
+            table = np.frombuffer(b"".join(records), _RECORD)
+            self._columns = {name: np.ascontiguousarray(table[name]) for name in _RECORD.fields or ()}
+            self._last_records = records
+        return self._columns
+
+
+def _token_ids(rows: list[Row], total: int) -> I32:
+    if total == len(rows):
+        return np.array([seq.tokens[seq.num_computed] for seq, _ in rows], np.int32)
+    return np.concatenate([seq.tokens[seq.num_computed : seq.num_computed + n] for seq, n in rows])
+
+
+def _bias_columns(drawn: list[Sequence | None]) -> dict[str, Any]:
+    parts = [None if seq is None else seq.bias for seq in drawn]
+    start, ids, values = _ragged(parts, _NONE_F32)
+    return {"bias_start": start, "bias_ids": ids, "bias_values": values}
+
+
+def _history_columns(drawn: list[Sequence | None]) -> dict[str, Any]:
+    parts = [None if seq is None or seq.history is None else seq.history.copy() for seq in drawn]
+    start, ids, counts = _ragged(parts, _NONE_I32)
+    return {"history_start": start, "history_ids": ids, "history_counts": counts}
+
+
+def _ragged(parts: list[Any], no_values: npt.NDArray[Any]) -> tuple[I32, I32, npt.NDArray[Any]]:
+    """Offsets, ids and values of (ids, values) pairs; None is an empty part."""
+    some = [p for p in parts if p is not None]
+    if not some:
+        return np.zeros(len(parts) + 1, np.int32), _NONE_I32, no_values
+    sizes = [0 if p is None else len(p[0]) for p in parts]
+    start = np.array([0, *accumulate(sizes)], np.int32)
+    return start, np.concatenate([p[0] for p in some]), np.concatenate([p[1] for p in some])

@@ -29,7 +29,7 @@ class Executor(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def execute(self, batch: Batch) -> StepResult:
-        """Compute one step: write the new tokens' keys and values into their blocks, draw or score each sample."""
+        """Compute one step: write the new tokens' keys and values, then draw or score each sample."""
         ...
 
     def close(self) -> None:

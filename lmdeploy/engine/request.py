@@ -19,8 +19,8 @@ class SamplingParams:
     """How the next token is drawn from the logits of one sequence.
 
     Order of application: `logit_bias` and bans, then repetition, presence and frequency penalties, then
-    temperature, then top_k, top_p, min_p (each on the distribution the previous one left; min_p is relative to
-    the largest probability after temperature). `temperature` 0 is greedy whatever the other fields say.
+    temperature, then top_k, top_p, min_p (each on the distribution the previous one left; min_p is relative
+    to the largest probability after temperature). `temperature` 0 is greedy whatever the other fields say.
     """
 
     temperature: float = 0.0
@@ -46,7 +46,9 @@ class Request:
     stop_ids: frozenset[int] = frozenset()  # end generation; the id is reported, its text is not printed
     min_new_tokens: int = 0  # stop_ids are banned until this many tokens exist
     cache_salt: str = ""  # requests of different salts never share cached blocks
-    prompt_logprobs: int | None = None  # score the prompt: log-probability of each prompt token, top-k beside it
+    prompt_logprobs: int | None = (
+        None  # score the prompt: log-probability of each prompt token, top-k beside it
+    )
     want_logits: bool = False  # return the raw logits of each generated token (float32 [vocab])
 
 
@@ -67,9 +69,144 @@ class TokenEvent:
     request_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # with the first generated token; for prompt positions 1..n-1
+    prompt_logprobs: tuple[
+        TokenLogprobs, ...
+    ] = ()  # with the first generated token; for prompt positions 1..n-1
     logits: npt.NDArray[np.float32] | None = None  # [len(token_ids), vocab] when the request wants logits
     finish_reason: FinishReason | None = None
     stop_id: int | None = None  # the stop id that ended it, when finish_reason is "stop"
     cached_tokens: int = 0  # prompt tokens taken from the prefix cache
     error: str | None = None  # one line, when finish_reason is "error"
+
+
+class PenaltyHistory:
+    """Distinct ids of prompt and output in order of appearance after the prompt's sorted ones.
+
+    `counts` says how often the id occurs in the output (0: prompt only). Kept token by token, so that packing
+    a step never walks a context.
+    """
+
+    __slots__ = ("_counts", "_ids", "_index", "_size")
+
+    def __init__(self, prompt_ids: npt.NDArray[np.int32]) -> None:
+        self._ids = np.unique(prompt_ids).astype(np.int32)
+        self._size = len(self._ids)
+        self._counts = np.zeros(self._size, np.int32)
+        self._index = {token: i for i, token in enumerate(self._ids.tolist())}
+
+    def add(self, token_id: int) -> None:
+        """Count one output token."""
+        at = self._index.setdefault(token_id, self._size)
+        if at == self._size:
+            self._ids = _room(self._ids, at + 1)
+            self._counts = _room(self._counts, at + 1)
+            self._ids[at], self._counts[at] = token_id, 0
+            self._size += 1
+        self._counts[at] += 1
+
+    def copy(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """(ids, counts), both [distinct ids]."""
+        return self._ids[: self._size].copy(), self._counts[: self._size].copy()
+
+
+class Sequence:
+    """The state of one request in the engine. Mutated by scheduler, prefix cache and loop only.
+
+    tokens[:length] are prompt and output; the first `num_computed` of them are in the cache blocks
+    block_ids[:num_blocks]. A sequence that waits holds no block and has computed nothing.
+    """
+
+    __slots__ = (
+        "bias",
+        "block_ids",
+        "cached_tokens",
+        "history",
+        "keys",
+        "last_token",
+        "length",
+        "num_blocks",
+        "num_computed",
+        "num_prompt",
+        "num_published",
+        "order",
+        "packed",
+        "preempted",
+        "prompt_scores",
+        "request",
+        "tokens",
+        "wait_key",
+    )
+
+    def __init__(self, request: Request, order: int) -> None:
+        prompt = np.ascontiguousarray(request.prompt_ids, np.int32)
+        self.request = request
+        self.order = order  # arrival number: smaller is older and goes first
+        self.tokens = prompt.copy()
+        self.length = self.num_prompt = len(prompt)
+        self.last_token = int(prompt[-1])
+        self.block_ids = np.zeros(8, np.int32)
+        self.num_blocks = 0
+        self.num_computed = 0
+        self.num_published = 0  # leading full blocks already offered to the prefix cache
+        self.keys: list[bytes] = []  # chained keys of the leading full blocks, as far as needed yet
+        self.wait_key: bytes | None = None  # block another sequence is computing for this one
+        self.preempted = False  # lost its blocks at least once
+        self.cached_tokens = 0  # prompt tokens not computed when first admitted
+        self.prompt_scores: list[TokenLogprobs] = []  # of prompt positions 1, 2, ...
+        self.packed: tuple[bytes, bytes] | None = None  # sampling columns of this request, owned by batch.py
+        self.bias: tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None = None  # owned by stopping.py
+        s = request.sampling
+        penalised = s.repetition_penalty != 1 or s.presence_penalty != 0 or s.frequency_penalty != 0
+        self.history = PenaltyHistory(prompt) if penalised else None
+
+    @property
+    def num_output(self) -> int:
+        return self.length - self.num_prompt
+
+    @property
+    def reusable_tokens(self) -> int:
+        """Leading tokens that need no computing if cached: never the last one, nor one still to be scored."""
+        if self.request.prompt_logprobs is None or len(self.prompt_scores) == self.num_prompt - 1:
+            return self.length - 1
+        return len(self.prompt_scores)
+
+    def scored_positions(self, num_new: int) -> range:
+        """Prompt positions among the next `num_new` tokens whose logits score the prompt token after them."""
+        if self.request.prompt_logprobs is None:
+            return range(0)
+        stop = min(self.num_computed + num_new, self.num_prompt - 1)
+        return range(max(self.num_computed, len(self.prompt_scores)), stop)
+
+    def draws(self, num_new: int) -> bool:
+        """Whether computing `num_new` more tokens yields the next one."""
+        return self.num_computed + num_new == self.length
+
+    def append_token(self, token_id: int) -> None:
+        """Take a drawn token."""
+        self.tokens = _room(self.tokens, self.length + 1)
+        self.tokens[self.length] = token_id
+        self.length += 1
+        self.last_token = token_id
+        if self.history is not None:
+            self.history.add(token_id)
+
+    def append_blocks(self, block_ids: list[int]) -> None:
+        end = self.num_blocks + len(block_ids)
+        self.block_ids = _room(self.block_ids, end)
+        self.block_ids[self.num_blocks : end] = block_ids
+        self.num_blocks = end
+
+    def drop_blocks(self) -> list[int]:
+        """Forget all blocks and what was computed into them; the blocks, for release."""
+        blocks: list[int] = self.block_ids[: self.num_blocks].tolist()
+        self.num_blocks = self.num_computed = self.num_published = 0
+        return blocks
+
+
+def _room(array: npt.NDArray[np.int32], size: int) -> npt.NDArray[np.int32]:
+    """`array` itself, or a copy of twice the length, so that `size` entries fit."""
+    if size <= len(array):
+        return array
+    grown = np.empty(max(size, 2 * len(array)), np.int32)
+    grown[: len(array)] = array
+    return grown

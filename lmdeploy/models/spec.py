@@ -3,7 +3,7 @@
 A flag describes mathematics, never a family. No arrays, no files, no arithmetic beyond counting.
 
 Canonical tensor names (what `checkpoint.py` serves):
-    embed.weight [vocab, hidden]      norm.weight [hidden]      lm_head.weight [vocab, hidden] (absent when tied)
+    embed.weight [vocab, hidden]    norm.weight [hidden]    lm_head.weight [vocab, hidden] (absent when tied)
     layers.{i}.attn.{q,k,v,o}_proj.{weight,bias}     layers.{i}.attn.{q,k}_norm.weight
     layers.{i}.ffn.{gate,up,down}_proj.{weight,bias}
     layers.{i}.{attn,ffn}_norm.weight (before the block)     layers.{i}.{attn,ffn}_post_norm.weight (after it)
@@ -123,6 +123,25 @@ class ModelSpec:
         yield LinearSpec(f"{p}.ffn.gate_proj", f.intermediate_size, h, f.bias, ffn_in, "out")
         yield LinearSpec(f"{p}.ffn.up_proj", f.intermediate_size, h, f.bias, ffn_in, "out")
         yield LinearSpec(f"{p}.ffn.down_proj", h, f.intermediate_size, f.bias, f"{p}.ffn.up_proj", "in")
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Canonical name and shape of every tensor a checkpoint must hold, in the order they are used."""
+        h = self.hidden_size
+        yield "embed.weight", (self.vocab_size, h)
+        for i, layer in enumerate(self.layers):
+            for linear in self.linears(i):
+                yield f"{linear.name}.weight", (linear.out_features, linear.in_features)
+                if linear.bias:
+                    yield f"{linear.name}.bias", (linear.out_features,)
+            if layer.attention.qk_norm:
+                yield f"layers.{i}.attn.q_norm.weight", (layer.attention.head_dim,)
+                yield f"layers.{i}.attn.k_norm.weight", (layer.attention.head_dim,)
+            for place in ["norm"] * layer.pre_norm + ["post_norm"] * layer.post_norm:
+                yield f"layers.{i}.attn_{place}.weight", (h,)
+                yield f"layers.{i}.ffn_{place}.weight", (h,)
+        yield "norm.weight", (h,)
+        if not self.tie_embeddings:
+            yield "lm_head.weight", (self.vocab_size, h)
 
     def kv_bytes_per_token(self, value_bytes: int = 2) -> int:
         """Bytes of keys and values one token takes: 2 x kv_heads x head_dim x bytes, summed over layers."""

@@ -1,7 +1,7 @@
 """Weight values as the rest of the project sees them, whatever file they came from.
 
-A checkpoint yields either a plain array (float32, float16 or bfloat16) or a `GroupedTensor`. Number formats live
-here; file layouts (GGUF, AWQ, GPTQ) live in `models`, register layouts in the executors.
+A checkpoint yields either a plain array (float32, float16 or bfloat16) or a `GroupedTensor`. Number formats
+live here; file layouts (GGUF, AWQ, GPTQ) live in `models`, register layouts in the executors.
 """
 
 from __future__ import annotations

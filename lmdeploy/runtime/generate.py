@@ -1,7 +1,7 @@
 """Between people and the engine: messages or text -> engine request, engine events -> text.
 
-`Frontend` holds what all requests to one model share; `Choice` turns the events of one request into text. Used by
-the pipeline, the terminal chat and the server alike. Knows neither a wire format nor how the engine is driven.
+`Frontend` holds what all requests to one model share; `Choice` turns the events of one request into text. Used
+by the pipeline, the terminal chat and the server. Knows neither a wire format nor how the engine is driven.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Frontend:
     """Tokenizer, chat template, limits and sampling defaults of one served model.
 
     `session_len` and `vocab_size` are in tokens. `sampling_defaults` (temperature, top_p, top_k, min_p,
-    repetition_penalty) stand where a caller is silent: the model's generation_config, over the defaults of the
+    repetition_penalty) stand where a caller is silent: the model's generation_config over the defaults of the
     interface that is speaking.
     """
 
@@ -115,14 +115,14 @@ class Frontend:
         return room
 
     def stop_ids(self, config: GenerationConfig) -> frozenset[int]:
-        """Ids that end the answer: the model's unless ignored, the caller's, and control tokens named as words."""
+        """Ids that end the answer: the model's unless ignored, the caller's, control tokens named as words."""
         own = frozenset(config.stop_token_ids or ())
         check_ids(own, self.vocab_size, "stop_token_ids")
         model = frozenset() if config.ignore_eos else self.tokenizer.eos_ids
         return own | model | frozenset(self.control_stops(config))
 
     def control_stops(self, config: GenerationConfig) -> dict[int, str]:
-        """Stop words that are the text of one control token, by its id: never printed, so matched as an id."""
+        """Stop words that are the text of a control token, by its id: never printed, so matched as ids."""
         found = {self.tokenizer.id_of(word): word for word in config.stop_words or ()}
         return {i: word for i, word in found.items() if i is not None and i in self.tokenizer.special_ids}
 
@@ -186,7 +186,7 @@ class _Released:
 
 
 class Choice:
-    """Text of one answer. Feed it the request's events in order; how tokens are split over events is irrelevant."""
+    """Text of one answer, fed with the request's events in order; how tokens are cut into events is irrelevant."""
 
     def __init__(self, frontend: Frontend, config: GenerationConfig) -> None:
         self.finished = False
@@ -246,8 +246,8 @@ class Choice:
             out.tokens += self._held
             self._held.clear()
             return
-        # A token is out when a later one begins behind it in released text; tokens that gave no text of their own
-        # (parts of a character) share the start of the one that completes it and leave together.
+        # A token is out when a later one begins behind it in released text; tokens that gave no text of their
+        # own (parts of a character) share the start of the one that completes it and leave with it.
         border = max((h.start for h in self._held if h.start <= self._out), default=0)
         done = sum(h.start < border for h in self._held)
         out.tokens += self._held[:done]

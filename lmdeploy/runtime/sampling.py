@@ -44,8 +44,8 @@ def resolve_sampling(
 ) -> SamplingParams:
     """All-concrete sampling columns of one request.
 
-    `defaults` fill the fields the caller left None; `banned` ids are never drawn; `choice` numbers the answers
-    to one prompt, each with its own random stream. Raises RequestError naming the field.
+    `defaults` fill the fields the caller left None; `banned` ids are never drawn; `choice` numbers the
+    answers to one prompt, each with its own random stream. Raises RequestError naming the field.
     """
     values = {name: _value(config, defaults, name) for name in _LAST_RESORT}
     if not config.samples or values["temperature"] < GREEDY_BELOW or values["top_p"] == 0.0:
@@ -74,8 +74,8 @@ def _value(config: GenerationConfig, defaults: Mapping[str, float], name: str) -
 def stream_seed(seed: int | None, choice: int = 0) -> int:
     """Unsigned 64-bit seed of one choice; None draws one. Choice 0 uses the caller's seed itself.
 
-    Negative seeds are taken modulo 2^64. Further choices pass through the finaliser of SplitMix64 (Steele, Lea,
-    Flood 2014), so that neighbouring seeds do not share streams.
+    Negative seeds are taken modulo 2^64. Further choices pass through the finaliser of SplitMix64 (Steele,
+    Lea, Flood 2014), so that neighbouring seeds do not share streams.
     """
     if seed is None:
         return secrets.randbits(64)

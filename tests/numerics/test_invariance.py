@@ -1,6 +1,6 @@
 """Batch invariance of the whole engine, bit for bit in logits.
 
-A sequence alone is compared with itself inside a batch of 33, with its prompt cut into chunks, with the prefix
+A sequence alone is compared with itself in a batch of 33, with its prompt cut into chunks, with the prefix
 cache on and off, after preemption, and with other numbers of threads.
 """
 

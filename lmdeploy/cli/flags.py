@@ -1,0 +1,87 @@
+"""Command-line flags made from the fields of a configuration class.
+
+A field's declaration is its help, type and choices; nothing is said twice. Knows argparse and dataclasses, no
+command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Collection
+from typing import Any, TypeVar
+
+from lmdeploy.config import is_fixed
+
+Config = TypeVar("Config")
+
+_TYPES = {int: "N", float: "X", str: "TEXT"}
+
+
+def normalise(argv: list[str]) -> list[str]:
+    """Option names with `-` for `_`, values untouched; what follows a lone `--` is left alone."""
+    out: list[str] = []
+    for index, word in enumerate(argv):
+        if word == "--":
+            return out + argv[index:]
+        name, equals, value = word.partition("=")
+        out.append(name.replace("_", "-") + equals + value if word.startswith("--") else word)
+    return out
+
+
+def flag_name(field_name: str) -> str:
+    """The flag of a field: `session_len` -> `--session-len`."""
+    return "--" + field_name.rstrip("_").replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser, cls: type[Any], only: Collection[str] | None = None) -> None:
+    """One flag for each field of `cls` that has an effect (of those in `only`, when given).
+
+    Fields with a neutral value alone are accepted as hidden flags, so that a command written for a GPU gets the
+    field's own answer instead of "unknown option".
+    """
+    for field in dataclasses.fields(cls):
+        if only is None or field.name in only:
+            parser.add_argument(flag_name(field.name), dest=field.name, **_options(field))
+
+
+def from_args(cls: type[Config], args: argparse.Namespace, **more: Any) -> Config:
+    """The configuration the flags describe; what was not given keeps its default. Raises what `cls` raises."""
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    given = {k: v for k, v in vars(args).items() if k in names and v is not argparse.SUPPRESS}
+    return cls(**{**given, **more})
+
+
+def _options(field: dataclasses.Field[Any]) -> dict[str, Any]:
+    rules = field.metadata
+    if is_fixed(field):
+        return {"type": _literal, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS, **_bare(field)}
+    shown = "" if field.default is None else f" (default: {field.default})"
+    options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": rules["help"] + shown}
+    if rules.get("kind") is bool:
+        return {**options, "action": argparse.BooleanOptionalAction}
+    if rules.get("kind") == "words":
+        return {**options, "nargs": "+", "metavar": "TEXT"}
+    if rules.get("kind") == "ids":
+        return {**options, "nargs": "+", "type": int, "metavar": "ID"}
+    if "choices" in rules:
+        return {**options, "choices": rules["choices"], "type": type(rules["choices"][0])}
+    return {**options, "type": rules["kind"], "metavar": _TYPES[rules["kind"]]}
+
+
+def _bare(field: dataclasses.Field[Any]) -> dict[str, Any]:
+    """`--empty-init` alone means True."""
+    return {"nargs": "?", "const": True} if isinstance(field.default, bool) else {}
+
+
+def _literal(text: str) -> Any:
+    """A number, true or false where it looks like one, else the text."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

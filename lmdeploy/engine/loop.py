@@ -1,0 +1,210 @@
+"""The engine: takes requests, plans and runs one step at a time, and says what came of it.
+
+A plain synchronous object: no thread, no clock, no asyncio; whoever owns it calls `step` while `has_work`.
+Requests that cannot be served end with an "error" event of their own and never disturb others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from lmdeploy.engine.batch import Packer, Row, StepResult
+from lmdeploy.engine.executor import Capabilities, Executor
+from lmdeploy.engine.prefix_cache import PrefixCache
+from lmdeploy.engine.request import FinishReason, Request, Sequence, TokenEvent, TokenLogprobs
+from lmdeploy.engine.scheduler import EngineOptions, Scheduler
+from lmdeploy.engine.stats import StepStats, Totals
+from lmdeploy.engine.stopping import finish_reason, update_bias
+from lmdeploy.errors import EngineDeadError, EngineError
+
+__all__ = ["Engine", "EngineOptions"]
+
+
+class Engine:
+    """Serves many requests on one executor. Exactly one event of a request has a finish_reason."""
+
+    def __init__(self, executor: Executor, options: EngineOptions | None = None) -> None:
+        options = options or EngineOptions()
+        self.executor = executor
+        self._caps = executor.capabilities()
+        self._capacity = self._caps.num_blocks * self._caps.block_size
+        self._totals = Totals()
+        self._cache = PrefixCache(self._caps.num_blocks, self._caps.block_size, options.enable_prefix_caching)
+        self._scheduler = Scheduler(options, self._caps, self._cache, self._totals)
+        self._packer = Packer(self._caps.block_size)
+        self._live: dict[str, Sequence] = {}
+        self._ended: dict[str, TokenEvent] = {}  # last events of requests that ended between steps
+        self._arrivals = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do or to tell."""
+        return bool(self._live or self._ended)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. One that can never be served ends with an "error" event in the next step.
+
+        Raises EngineError if a request of this id is still unfinished.
+        """
+        name = request.request_id
+        if name in self._live or name in self._ended:
+            raise EngineError(
+                f"request id {name!r} is already in use; choose another or wait until it has ended"
+            )
+        refusal = _refusal(request, self._caps)
+        if refusal is not None:
+            self._ended[name] = TokenEvent(name, finish_reason="error", error=refusal)
+            self._totals.refused += 1
+            return
+        self._arrivals += 1
+        seq = self._live[name] = Sequence(request, self._arrivals)
+        update_bias(seq)
+        self._scheduler.add(seq)
+
+    def abort(self, request_id: str) -> None:
+        """End a request now: its blocks are free on return, its "abort" event comes with the next step.
+
+        Unknown and finished ids are ignored.
+        """
+        seq = self._live.get(request_id)
+        if seq is not None:
+            self._remove(seq)
+            self._totals.aborted += 1
+            event = TokenEvent(request_id, finish_reason="abort", cached_tokens=seq.cached_tokens)
+            self._ended[request_id] = event
+
+    def step(self) -> list[TokenEvent]:
+        """Run one batch and return what it produced, first the ends that came about since the last step.
+
+        An EngineError of the executor ends the requests of that batch only; EngineDeadError passes through.
+        """
+        events = list(self._ended.values())
+        self._ended.clear()
+        rows = self._scheduler.plan()
+        if not rows:
+            return events
+        batch = self._packer.pack(rows)
+        self._totals.steps += 1
+        try:
+            result = self.executor.execute(batch)
+        except EngineDeadError:
+            raise
+        except EngineError as error:
+            return events + [self._fail(seq, error.message) for seq, _ in rows]
+        self._totals.computed_tokens += batch.num_tokens
+        return events + self._commit(rows, result)
+
+    def stats(self) -> StepStats:
+        pool = self._cache.pool
+        return StepStats(
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            blocks_total=pool.num_blocks,
+            blocks_free=pool.num_free,
+            blocks_held=pool.num_held,
+            blocks_cached=pool.num_cached,
+            totals=replace(self._totals),
+        )
+
+    def _commit(self, rows: list[Row], result: StepResult) -> list[TokenEvent]:
+        events = []
+        tokens, finite = result.token_ids.tolist(), result.finite.tolist()
+        first = 0
+        for seq, num_new in rows:
+            scored = len(seq.scored_positions(num_new))
+            draws = seq.draws(num_new)
+            end = first + scored + draws
+            if not all(finite[first:end]):
+                self._cache.retract(seq)
+                events.append(self._fail(seq, "the model produced NaN or infinity for this request"))
+            else:
+                seq.prompt_scores += [
+                    self._logprobs(seq, result, i, scoring=True) for i in range(first, first + scored)
+                ]
+                seq.num_computed += num_new
+                self._cache.publish(seq)
+                if draws:
+                    events.append(self._accept(seq, result, end - 1, tokens[end - 1]))
+            first = end
+        return events
+
+    def _accept(self, seq: Sequence, result: StepResult, sample: int, token: int) -> TokenEvent:
+        """Take the drawn token into the sequence and end it if a rule says so."""
+        request = seq.request
+        if request.max_new_tokens == 0:  # the prompt was only to be scored
+            self._finish(seq)
+            return TokenEvent(
+                request.request_id,
+                prompt_logprobs=tuple(seq.prompt_scores),
+                finish_reason="length",
+                cached_tokens=seq.cached_tokens,
+            )
+        seq.append_token(token)
+        update_bias(seq)
+        self._totals.generated_tokens += 1
+        reason = finish_reason(seq, self._capacity)
+        if reason is not None:
+            self._finish(seq)
+        return self._event(seq, result, sample, token, reason)
+
+    def _event(
+        self, seq: Sequence, result: StepResult, sample: int, token: int, reason: FinishReason | None
+    ) -> TokenEvent:
+        request = seq.request
+        return TokenEvent(
+            request.request_id,
+            token_ids=(token,),
+            logprobs=() if request.sampling.logprobs is None else (self._logprobs(seq, result, sample),),
+            prompt_logprobs=tuple(seq.prompt_scores) if seq.num_output == 1 else (),
+            logits=result.logits[sample][None] if request.want_logits else None,
+            finish_reason=reason,
+            stop_id=token if reason == "stop" else None,
+            cached_tokens=seq.cached_tokens,
+        )
+
+    def _logprobs(
+        self, seq: Sequence, result: StepResult, sample: int, scoring: bool = False
+    ) -> TokenLogprobs:
+        top = (seq.request.prompt_logprobs if scoring else seq.request.sampling.logprobs) or 0
+        return TokenLogprobs(
+            int(result.token_ids[sample]),
+            float(result.logprob[sample]),
+            tuple(result.top_ids[sample, :top].tolist()),
+            tuple(result.top_logprobs[sample, :top].tolist()),
+        )
+
+    def _finish(self, seq: Sequence) -> None:
+        self._remove(seq)
+        self._totals.finished += 1
+
+    def _fail(self, seq: Sequence, reason: str) -> TokenEvent:
+        self._remove(seq)
+        self._totals.failed += 1
+        name = seq.request.request_id
+        return TokenEvent(name, finish_reason="error", error=reason, cached_tokens=seq.cached_tokens)
+
+    def _remove(self, seq: Sequence) -> None:
+        del self._live[seq.request.request_id]
+        self._scheduler.remove(seq)
+
+
+def _refusal(request: Request, caps: Capabilities) -> str | None:
+    """Why the request can never be served, in one line."""
+    count, capacity = len(request.prompt_ids), caps.num_blocks * caps.block_size
+    if count == 0:
+        return "the prompt holds no token; send at least one"
+    if count + 1 > capacity:
+        return (
+            f"the prompt of {count} tokens does not fit the cache of {capacity} tokens together with one new"
+            " token; shorten it or give the cache more memory"
+        )
+    ids = np.asarray(request.prompt_ids)
+    if ids.min() < 0 or ids.max() >= caps.vocab_size:
+        return f"the prompt holds a token id outside the vocabulary of {caps.vocab_size}"
+    if any(not 0 <= token < caps.vocab_size for token, _ in request.sampling.logit_bias):
+        return f"logit_bias names a token id outside the vocabulary of {caps.vocab_size}"
+    if max(request.sampling.logprobs or 0, request.prompt_logprobs or 0) > caps.max_logprobs:
+        return f"more than {caps.max_logprobs} log-probabilities for a position cannot be returned"
+    return None

@@ -1,0 +1,40 @@
+"""What can be read off a running engine: gauges of now and totals since its start.
+
+Numbers only; knows nothing of how they are shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the engine was made."""
+
+    steps: int = 0
+    prompt_tokens: int = 0  # of admitted requests
+    computed_tokens: int = 0  # new tokens in all batches, recomputed ones too
+    generated_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens taken from the prefix cache at first admission
+    preemptions: int = 0
+    resumed_tokens: int = 0  # tokens that a preempted sequence found again instead of recomputing
+    shared_blocks: int = 0  # blocks taken up while another sequence held them
+    awaited_prefixes: int = 0  # prefixes taken up after waiting for the sequence that was computing them
+    finished: int = 0  # ended with "stop" or "length"
+    aborted: int = 0
+    failed: int = 0  # ended with "error" after admission to the queue
+    refused: int = 0  # ended with "error" at once
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """The engine between two steps; blocks_free + blocks_held + blocks_cached = blocks_total."""
+
+    running: int
+    waiting: int
+    blocks_total: int
+    blocks_free: int
+    blocks_held: int
+    blocks_cached: int
+    totals: Totals = field(default_factory=Totals)

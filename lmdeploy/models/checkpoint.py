@@ -1,0 +1,177 @@
+"""Weights of one model under canonical names, whatever files they come from.
+
+Owns the check of a file's tensors against the spec (missing, extra, mis-shaped) and the selection of rows.
+Knows no family: a family hands over its name table. Knows no file format: a `Store` does.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from lmdeploy.errors import ModelError
+from lmdeploy.models.gguf import GGUFFile, TensorKind
+from lmdeploy.models.spec import ModelSpec
+from lmdeploy.quant.tensors import GroupedTensor, Tensor
+
+Rows = npt.NDArray[np.intp] | slice
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What a header says of one canonical tensor.
+
+    bits: of one stored value; group_size: values per scale, 0 for float kinds; file_bytes: its share of the
+    file.
+    """
+
+    shape: tuple[int, ...]
+    kind: TensorKind
+    bits: int
+    group_size: int
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a canonical tensor is found: a tensor of the file, and which of its rows in which order."""
+
+    name: str
+    rows: Callable[[ModelSpec, int], Rows] | None = None  # given the spec and the layer number
+
+
+NameTable = Mapping[str, Source]  # canonical name -> source; both may hold {i}, the layer number
+
+
+class Store(Protocol):
+    """One opened file or set of files, by the file's own tensor names."""
+
+    @property
+    def source(self) -> str: ...
+    def names(self) -> Iterable[str]: ...
+    def info(self, name: str) -> TensorInfo: ...
+    def read(self, name: str) -> Tensor: ...
+    def close(self) -> None: ...
+
+
+class GGUFStore:
+    """Tensors of a GGUF file."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._file, self.source = file, str(file.path)
+
+    def names(self) -> Iterable[str]:
+        return self._file.tensors.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        tensor = self._file.tensors[name]
+        layout = tensor.layout
+        group = layout.block if layout.block > 1 else 0
+        return TensorInfo(tensor.shape, layout.kind, layout.bits, group, tensor.file_bytes)
+
+    def read(self, name: str) -> Tensor:
+        return self._file.read(name)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Checkpoint:
+    """The weights of `spec`, read one tensor at a time. Opening reads headers only."""
+
+    def __init__(
+        self, spec: ModelSpec, store: Store, table: NameTable, ignored: Callable[[str], bool]
+    ) -> None:
+        self.spec, self._store = spec, store
+        self._sources = _resolve(spec, store, table, ignored)
+
+    @property
+    def source(self) -> str:
+        """The file or directory, for messages."""
+        return self._store.source
+
+    def names(self) -> frozenset[str]:
+        """Canonical names of all tensors the spec asks for."""
+        return frozenset(self._sources)
+
+    def info(self, name: str) -> TensorInfo:
+        """From headers only. KeyError when the spec has no such tensor."""
+        source, rows = self._sources[name]
+        info = self._store.info(source)
+        if rows is None:
+            return info
+        shape = (_row_count(rows, info.shape[0]), *info.shape[1:])
+        share = info.file_bytes * shape[0] // info.shape[0]
+        return TensorInfo(shape, info.kind, info.bits, info.group_size, share)
+
+    def read(self, name: str) -> Tensor:
+        """The values, exactly as stored. Float arrays may be read-only views of the file."""
+        source, rows = self._sources[name]
+        tensor = self._store.read(source)
+        if rows is None:
+            return tensor
+        return tensor.rows(rows) if isinstance(tensor, GroupedTensor) else tensor[rows]
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def _row_count(rows: Rows, total: int) -> int:
+    return len(range(*rows.indices(total))) if isinstance(rows, slice) else len(rows)
+
+
+def _resolve(
+    spec: ModelSpec, store: Store, table: NameTable, ignored: Callable[[str], bool]
+) -> dict[str, tuple[str, Rows | None]]:
+    """Canonical name -> (the file's name, rows); refuses what is missing, mis-shaped or unaccounted for."""
+    present, used = set(store.names()), set[str]()
+    resolved: dict[str, tuple[str, Rows | None]] = {}
+    for name, shape in spec.tensors():
+        layer, pattern = _pattern(name)
+        source = table[pattern]
+        found = source.name.format(i=layer)
+        if found not in present:
+            raise ModelError(f"{store.source}: tensor {found!r} is missing{_similar(found, present)}.")
+        rows = source.rows(spec, layer) if source.rows else None
+        _check_shape(store, found, shape, rows)
+        resolved[name] = found, rows
+        used.add(found)
+    extra = sorted(name for name in present - used if not ignored(name))
+    if extra:
+        more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+        raise ModelError(
+            f"{store.source}: tensor {extra[0]!r}{more} has no place in a {spec.family} model with"
+            f" {len(spec.layers)} layers; the description and the weights do not belong together."
+        )
+    return resolved
+
+
+def _pattern(name: str) -> tuple[int, str]:
+    """'layers.3.attn_norm.weight' -> (3, 'layers.{i}.attn_norm.weight'); layer 0 for names without one."""
+    if not name.startswith("layers."):
+        return 0, name
+    _, number, rest = name.split(".", 2)
+    return int(number), "layers.{i}." + rest
+
+
+def _similar(name: str, present: set[str]) -> str:
+    close = difflib.get_close_matches(name, present, 1, 0.9)
+    return f" (there is {close[0]!r})" if close else ""
+
+
+def _check_shape(store: Store, name: str, expected: tuple[int, ...], rows: Rows | None) -> None:
+    shape = store.info(name).shape
+    if rows is None or not shape:
+        good = shape == expected
+    else:
+        last = (rows.stop or 0) - 1 if isinstance(rows, slice) else int(rows.max())
+        good = last < shape[0] and (_row_count(rows, shape[0]), *shape[1:]) == expected
+    if not good:
+        raise ModelError(
+            f"{store.source}: tensor {name!r} has shape {list(shape)}; {list(expected)} is expected."
+        )

@@ -1,0 +1,123 @@
+"""Typed, checked access to a model's description (config.json or GGUF metadata).
+
+Owns the one-line messages for missing, ill-typed and absurd values, and the list of fields that change a
+model's mathematics: one that no family has read must have its neutral value. Knows no family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from lmdeploy.errors import ModelError
+
+LARGEST_EXTENT = (
+    1 << 24
+)  # no dimension of a real model reaches it; a damaged file must not size an allocation
+LARGEST_LAYER_COUNT = 4096
+
+_OFF = (None, False, 0)
+# Field -> values that leave the mathematics of a plain decoder unchanged.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "quantization_config": (None,),
+    "attention_bias": _OFF,
+    "attention_out_bias": _OFF,
+    "mlp_bias": _OFF,
+    "qkv_bias": _OFF,
+    "bias": _OFF,
+    "use_bias": _OFF,
+    "lm_head_bias": _OFF,
+    "qk_layernorm": _OFF,
+    "use_qk_norm": _OFF,
+    "qk_norm": _OFF,
+    "clip_qkv": _OFF,
+    "use_sliding_window": _OFF,
+    "sliding_window": _OFF,
+    "attn_logit_softcapping": _OFF,
+    "final_logit_softcapping": _OFF,
+    "partial_rotary_factor": (None, 1.0),
+    "no_rope_layers": (None, []),
+    "attention_chunk_size": _OFF,
+    "embedding_multiplier": (None, 1.0),
+    "attention_multiplier": (None,),
+    "residual_multiplier": (None, 1.0),
+    "logits_scaling": (None, 1.0),
+    "query_pre_attn_scalar": (None,),
+    "scale_emb": (None, 1.0),
+    "scale_depth": (None, 1.0),
+    "dim_model_base": (None,),
+    "num_experts": _OFF,
+    "num_local_experts": _OFF,
+    "n_routed_experts": _OFF,
+    "kv_lora_rank": _OFF,
+    "add_cross_attention": _OFF,
+    "is_encoder_decoder": _OFF,
+    "use_logn_attn": _OFF,
+    "alibi": _OFF,
+    "attn_temperature_tuning": _OFF,
+}
+
+
+class Fields:
+    """A mapping that remembers which of its keys were read. `source` names the file in messages."""
+
+    def __init__(self, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
+        self._values, self.source, self._prefix = values, source, prefix
+        self._read: set[str] = set()
+
+    def get(self, key: str) -> Any:
+        """The raw value or None; counts as read."""
+        self._read.add(key)
+        return self._values.get(self._prefix + key)
+
+    def fail(self, key: str, what: str) -> ModelError:
+        return ModelError(f"{self.source}: {self._prefix}{key} {what}.")
+
+    def integer(self, key: str, default: int | None = None, *, most: int = LARGEST_EXTENT) -> int:
+        """A whole number from 1 to `most`."""
+        value = self._given(key, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self.fail(key, f"is {value!r}; a whole number from 1 to {most} is expected")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self._given(key, default)
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        if not good or not math.isfinite(value) or value <= 0:
+            raise self.fail(key, f"is {value!r}; a finite number above 0 is expected")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self._given(key, default)
+        if not isinstance(value, bool):
+            raise self.fail(key, f"is {value!r}; true or false is expected")
+        return value
+
+    def table(self, key: str) -> dict[str, Any] | None:
+        """A JSON object, or None when absent or null."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.fail(key, f"is {value!r}; an object is expected")
+        return value
+
+    def _given(self, key: str, default: Any) -> Any:
+        value = self.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.fail(key, "is missing")
+        return value
+
+    def refuse_unread(self) -> None:
+        """Refuse by name every field that changes the mathematics and was not read by the family."""
+        for key, neutral in _NEUTRAL.items():
+            value = self._values.get(self._prefix + key)
+            if key not in self._read and value not in neutral:
+                shown = repr(value) if not isinstance(value, dict | list) else "set"
+                raise self.fail(
+                    key, f"is {shown}, which changes the computation and is not supported for this model"
+                )

@@ -1,0 +1,57 @@
+"""Which files a model path means: a .gguf file, a directory with one, or a Hugging Face directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lmdeploy.errors import ModelError
+
+Format = Literal["hf", "gguf"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """`path` is the directory for `hf` and the file for `gguf`."""
+
+    format: Format
+    path: Path
+
+
+def locate(path: str | Path) -> ModelFiles:
+    """Safetensors in a directory win over a GGUF file beside them. ModelError when nothing is there."""
+    path = Path(path)
+    if path.is_file():
+        if path.suffix == ".gguf" or path.open("rb").read(4) == b"GGUF":
+            return ModelFiles("gguf", path)
+        raise ModelError(f"{path}: not a model: a .gguf file or a directory with config.json is expected.")
+    if not path.is_dir():
+        raise ModelError(f"{path}: no such file or directory.")
+    gguf = sorted(path.glob("*.gguf"))
+    if any(path.glob("*.safetensors")) or not gguf:
+        return _hugging_face(path)
+    if len(gguf) > 1:
+        names = ", ".join(file.name for file in gguf[:4]) + (", ..." if len(gguf) > 4 else "")
+        raise ModelError(f"{path}: holds {len(gguf)} .gguf files ({names}); give the path of one of them.")
+    return ModelFiles("gguf", gguf[0])
+
+
+def _hugging_face(path: Path) -> ModelFiles:
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path}: not a model directory: it holds neither config.json nor a .gguf file.")
+    return ModelFiles("hf", path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; ModelError of one line when it is missing, unreadable or no object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: not valid JSON: {str(error).splitlines()[0]}.") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: a JSON object is expected, not {type(value).__name__}.")
+    return value

@@ -1,0 +1,102 @@
+"""From a model path to its spec and its weights: the only list of families.
+
+Knows which architecture name belongs to which family; the families know the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from lmdeploy.errors import ModelError
+from lmdeploy.models.checkpoint import Checkpoint, GGUFStore
+from lmdeploy.models.families import llama
+from lmdeploy.models.families.base import Family
+from lmdeploy.models.fields import Fields
+from lmdeploy.models.files import ModelFiles, locate, read_json
+from lmdeploy.models.gguf import GGUFFile
+from lmdeploy.models.safetensors_dir import SafetensorsStore
+from lmdeploy.models.spec import ModelSpec
+
+FAMILIES: tuple[Family, ...] = (llama.FAMILY,)
+READABLE_FORMATS = ("hf", "gguf")
+_KNOWN_FORMATS = ("awq", "gptq", "compressed-tensors", "fp8", "mxfp4")
+
+_BY_HF = {name: family for family in FAMILIES for name in family.hf_architectures}
+_BY_GGUF = {name: family for family in FAMILIES for name in family.gguf_architectures}
+
+
+def load_spec(path: str | Path) -> ModelSpec:
+    """The spec of the model at `path`; reads headers only. ModelError when it is damaged or unsupported."""
+    files = locate(path)
+    if files.format == "hf":
+        return _hf_spec(files)[1]
+    file = GGUFFile(files.path)
+    spec = _gguf_spec(file)[1]
+    file.close()
+    return spec
+
+
+def open_checkpoint(path: str | Path, model_format: str | None = None) -> Checkpoint:
+    """The weights of the model at `path`, all of them accounted for; no weight is read yet.
+
+    model_format: "hf" or "gguf" must agree with the files; None takes what is there.
+    """
+    files = locate(path)
+    _check_format(files, model_format)
+    if files.format == "hf":
+        family, spec = _hf_spec(files)
+        return Checkpoint(spec, SafetensorsStore(files.path), family.hf_names, _ignored_hf(spec))
+    file = GGUFFile(files.path)
+    family, spec = _gguf_spec(file)
+    return Checkpoint(spec, GGUFStore(file), family.gguf_names, lambda name: name == "rope_freqs.weight")
+
+
+def _ignored_hf(spec: ModelSpec) -> Callable[[str], bool]:
+    return lambda name: (
+        name.endswith("rotary_emb.inv_freq") or (spec.tie_embeddings and name == "lm_head.weight")
+    )
+
+
+def _check_format(files: ModelFiles, model_format: str | None) -> None:
+    if model_format in (None, files.format):
+        return
+    readable = ", ".join(READABLE_FORMATS)
+    if model_format in _KNOWN_FORMATS:
+        raise ModelError(
+            f"{files.path}: model_format {model_format!r} cannot be read yet (readable: {readable})."
+        )
+    if model_format not in READABLE_FORMATS:
+        raise ModelError(f"{files.path}: model_format {model_format!r} is unknown (readable: {readable}).")
+    raise ModelError(
+        f"{files.path}: model_format is {model_format!r}, but the files are {files.format!r}; leave it out."
+    )
+
+
+def _hf_spec(files: ModelFiles) -> tuple[Family, ModelSpec]:
+    config = read_json(files.path / "config.json")
+    source = str(files.path / "config.json")
+    architectures = config.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    if name not in _BY_HF:
+        raise _unsupported(source, name, _BY_HF)
+    fields = Fields(config, source)
+    spec = _BY_HF[name].from_hf(fields)
+    fields.refuse_unread()
+    return _BY_HF[name], spec
+
+
+def _gguf_spec(file: GGUFFile) -> tuple[Family, ModelSpec]:
+    name = file.metadata.get("general.architecture")
+    if name not in _BY_GGUF:
+        raise _unsupported(str(file.path), name, _BY_GGUF)
+    if file.metadata.get("split.count", 1) != 1:
+        raise ModelError(f"{file.path}: one part of a split GGUF model; join the parts into one file first.")
+    return _BY_GGUF[name], _BY_GGUF[name].from_gguf(file)
+
+
+def _unsupported(source: str, name: object, known: dict[str, Family]) -> ModelError:
+    supported = ", ".join(sorted(known))
+    if name is None:
+        return ModelError(f"{source}: names no model architecture (supported: {supported}).")
+    return ModelError(f"{source}: model architecture {name!r} is not supported (supported: {supported}).")

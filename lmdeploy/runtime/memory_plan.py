@@ -1,0 +1,135 @@
+"""The memory account of an engine: what it takes, what fits, which limit binds.
+
+Arithmetic on bytes and tokens only; knows no file, no machine and no engine.
+
+    room     = free - process - weights - workspace
+    pool    <= cache_max_entry_count x room, and <= max_batch_size sequences of session_len tokens
+    sequences at once = blocks of the pool // blocks of one sequence, at most max_batch_size
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lmdeploy.errors import CapacityError
+
+# Resident memory of a process that has loaded interpreter, NumPy and the engine's libraries, and no weights.
+PROCESS_BYTES = 56 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the engine takes whatever the cache's size, and what a block takes; in bytes."""
+
+    weights: int
+    workspace: int
+    block: int  # all layers' keys and values of `block_size` tokens
+    block_size: int  # tokens
+    token: int  # keys and values of one token, all layers
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user asked; None: the largest session_len that fits, up to `model_len`."""
+
+    session_len: int | None
+    model_len: int
+    max_batch_size: int
+    share: float  # cache_max_entry_count
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes, except where a name says otherwise."""
+
+    weights: int
+    workspace: int
+    process: int
+    kv_pool: int
+    kv_per_token: int
+    num_blocks: int
+    block_size: int  # tokens
+    session_len: int  # tokens
+    sequences: int  # of session_len tokens that fit at once, at most max_batch_size
+    sequences_by_memory: int  # the same if max_batch_size were no limit
+    bound: Literal["memory", "max_batch_size"]
+    free: int
+    free_bound: str  # what bounds `free`: "machine" or a control group
+
+    @property
+    def total(self) -> int:
+        """Resident memory of the engine process once every block has been used."""
+        return self.weights + self.workspace + self.process + self.kv_pool
+
+
+def plan_memory(needs: Needs, wishes: Wishes, free: int, free_bound: str = "machine") -> MemoryPlan:
+    """Share `free` bytes out. Raises CapacityError, naming what would fit and which setting to change."""
+    room = free - PROCESS_BYTES - needs.weights - needs.workspace
+    blocks = max(int(room * wishes.share), 0) // needs.block
+    if blocks == 0:
+        raise CapacityError(_no_room(needs, wishes, free, free_bound, room))
+    session_len = wishes.session_len
+    if session_len is None:
+        session_len = min(wishes.model_len, blocks * needs.block_size)
+    per_sequence = -(-session_len // needs.block_size)
+    if per_sequence > blocks:
+        raise CapacityError(_too_long(needs, wishes, blocks, room, free_bound))
+    useful = per_sequence * wishes.max_batch_size
+    by_memory = blocks // per_sequence
+    num_blocks = min(blocks, useful)
+    return MemoryPlan(
+        weights=needs.weights,
+        workspace=needs.workspace,
+        process=PROCESS_BYTES,
+        kv_pool=num_blocks * needs.block,
+        kv_per_token=needs.token,
+        num_blocks=num_blocks,
+        block_size=needs.block_size,
+        session_len=session_len,
+        sequences=min(by_memory, wishes.max_batch_size),
+        sequences_by_memory=by_memory,
+        bound="max_batch_size" if useful <= blocks else "memory",
+        free=free,
+        free_bound=free_bound,
+    )
+
+
+def _no_room(needs: Needs, wishes: Wishes, free: int, free_bound: str, room: int) -> str:
+    taken = f"weights {size(needs.weights)}, workspace {size(needs.workspace)}, process {size(PROCESS_BYTES)}"
+    where = _where(free_bound)
+    if room < needs.block:
+        need = free - room + needs.block
+        return (
+            f"the model does not fit: {taken} and one cache block {size(needs.block)} take {size(need)}, but "
+            f"{size(free)} are free {where}; free memory, lower max_batch_size or max_prefill_token_num, or "
+            "take a smaller model"
+        )
+    return (
+        f"no cache block fits: cache_max_entry_count={wishes.share} of the {size(room)} that {taken} leave "
+        f"free {where} is less than one block of {size(needs.block)}; raise cache_max_entry_count or lower "
+        "cache_block_seq_len"
+    )
+
+
+def _too_long(needs: Needs, wishes: Wishes, blocks: int, room: int, free_bound: str) -> str:
+    asked = wishes.session_len or 0
+    cache = -(-asked // needs.block_size) * needs.block
+    return (
+        f"session_len={asked} does not fit: one sequence takes {size(cache)} of cache, but "
+        f"cache_max_entry_count={wishes.share} of the {size(room)} free after weights and workspace "
+        f"{_where(free_bound)} is {size(int(room * wishes.share))}; set session_len to at most "
+        f"{blocks * needs.block_size}, raise cache_max_entry_count or free memory"
+    )
+
+
+def _where(free_bound: str) -> str:
+    return "on this machine" if free_bound == "machine" else f"in the control group {free_bound}"
+
+
+def size(count: int) -> str:
+    """Bytes for people: KiB, MiB or GiB with three digits or so."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= scale:
+            return f"{count / scale:.2f} {unit}" if count < 10 * scale else f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,180 @@
+"""What the user said + the model's headers + the machine -> one concrete, immutable `RuntimeConfig`.
+
+Decides everything that is decided before the engine exists, once; nothing is patched afterwards. Reads
+headers and never a weight. The result can be pickled: the engine process is built from it alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmdeploy import env
+from lmdeploy.config import DEFAULT_MAX_BATCH_SIZE, TurbomindEngineConfig
+from lmdeploy.errors import ConfigError
+from lmdeploy.models.checkpoint import Checkpoint
+from lmdeploy.models.hub import resolve_model_path
+from lmdeploy.models.registry import open_checkpoint
+from lmdeploy.models.spec import ModelSpec
+from lmdeploy.runtime.machine import Machine, read_machine
+from lmdeploy.runtime.memory_plan import MemoryPlan, Needs, Wishes, plan_memory, size
+from lmdeploy.turbomind.plan import native_plan
+
+_SCALED_ROPE = ("linear", "dynamic", "yarn", "longrope")
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeConfig:
+    """Everything the engine is built from."""
+
+    model: str  # as the user typed it
+    model_path: str
+    model_format: str | None
+    family: str
+    vocab_size: int
+    model_len: int  # the model's own longest sequence
+    max_batch_size: int
+    max_step_tokens: int
+    num_threads: int
+    kernels: str | None  # None: the best set this CPU runs
+    enable_prefix_caching: bool
+    plan: MemoryPlan
+    notes: tuple[str, ...]  # what was decided for the user, one line each
+
+    @property
+    def session_len(self) -> int:
+        """Longest sequence in tokens, prompt and answer together."""
+        return self.plan.session_len
+
+
+def resolve(
+    model: str, config: TurbomindEngineConfig | None = None, *, machine: Machine | None = None
+) -> RuntimeConfig:
+    """Make every choice concrete. Raises ConfigError, CapacityError and ModelError."""
+    config = config or TurbomindEngineConfig()
+    machine = machine or read_machine()
+    path = resolve_model_path(model, revision=config.revision, download_dir=config.download_dir)
+    checkpoint = open_checkpoint(path, config.model_format)
+    try:
+        return _resolve(model, path, checkpoint, config, machine)
+    finally:
+        checkpoint.close()
+
+
+def _resolve(
+    model: str, path: Path, checkpoint: Checkpoint, config: TurbomindEngineConfig, machine: Machine
+) -> RuntimeConfig:
+    spec = checkpoint.spec
+    _check_session_len(config.session_len, spec)
+    max_batch_size = config.max_batch_size or DEFAULT_MAX_BATCH_SIZE
+    max_step_tokens = max(config.max_prefill_token_num, max_batch_size)
+    num_threads = config.num_threads or env.NUM_THREADS.number() or machine.cores
+    needs = _needs(checkpoint, config, max_batch_size, max_step_tokens, num_threads)
+    wishes = Wishes(config.session_len, spec.max_position, max_batch_size, config.cache_max_entry_count)
+    plan = plan_memory(needs, wishes, machine.memory_free, machine.memory_bound)
+    return RuntimeConfig(
+        model=model,
+        model_path=str(path),
+        model_format=config.model_format,
+        family=spec.family,
+        vocab_size=spec.vocab_size,
+        model_len=spec.max_position,
+        max_batch_size=max_batch_size,
+        max_step_tokens=max_step_tokens,
+        num_threads=num_threads,
+        kernels=env.KERNELS.text(),
+        enable_prefix_caching=config.enable_prefix_caching,
+        plan=plan,
+        notes=_notes(config, plan, spec, num_threads, machine),
+    )
+
+
+def longest_allowed(spec: ModelSpec) -> int:
+    """Longest sequence in tokens that the model's positions allow: rope scaling may go past its own."""
+    ropes = {layer.attention.rope for layer in spec.layers}
+    limits = [spec.max_position]
+    for rope in ropes:
+        if rope is not None and rope.kind in _SCALED_ROPE:
+            limits.append(int(rope.factor * (rope.original_max_position or spec.max_position)))
+    return max(limits)
+
+
+def _check_session_len(session_len: int | None, spec: ModelSpec) -> None:
+    longest = longest_allowed(spec)
+    if session_len is not None and session_len > longest:
+        raise ConfigError(
+            f"session_len={session_len} is longer than the {longest} tokens this model was made for; "
+            f"set session_len to at most {longest}",
+            param="session_len",
+        )
+
+
+def _needs(
+    checkpoint: Checkpoint,
+    config: TurbomindEngineConfig,
+    max_batch_size: int,
+    max_step_tokens: int,
+    num_threads: int,
+) -> Needs:
+    spec = checkpoint.spec
+    native = native_plan(
+        spec,
+        {name: checkpoint.info(name) for name in checkpoint.names()},
+        block_size=config.cache_block_seq_len,
+        max_context=config.session_len or spec.max_position,
+        max_rows=max_batch_size,
+        max_step_tokens=max_step_tokens,
+        num_threads=num_threads,
+    )
+    return Needs(
+        weights=native.weights,
+        workspace=native.workspace,
+        block=native.block,
+        block_size=config.cache_block_seq_len,
+        token=spec.kv_bytes_per_token(2),
+    )
+
+
+def _notes(
+    config: TurbomindEngineConfig, plan: MemoryPlan, spec: ModelSpec, num_threads: int, machine: Machine
+) -> tuple[str, ...]:
+    notes = []
+    if config.session_len is None and plan.session_len < spec.max_position:
+        notes.append(
+            f"session_len is {plan.session_len}, the largest that fits in memory; "
+            f"the model's own is {spec.max_position}"
+        )
+    elif config.session_len is None:
+        notes.append(f"session_len is {plan.session_len}, the model's own")
+    if num_threads > machine.logical_cpus:
+        notes.append(f"{num_threads} threads share {machine.logical_cpus} CPUs: fewer would be faster")
+    return tuple(notes)
+
+
+def plan_table(config: RuntimeConfig) -> str:
+    """The start-up account for people, one fact a line."""
+    plan = config.plan
+    cache = f"{plan.num_blocks} blocks of {plan.block_size} tokens, {plan.kv_per_token} bytes a token"
+    at_once = f"{plan.sequences} sequences of {plan.session_len} tokens at once, limited by {plan.bound}"
+    where = "" if plan.free_bound == "machine" else f", limited by {plan.free_bound}"
+    rows = [
+        ("model", f"{config.model} ({config.family})", ""),
+        ("weights", size(plan.weights), ""),
+        ("KV cache", size(plan.kv_pool), cache),
+        ("workspace", size(plan.workspace), f"steps of at most {config.max_step_tokens} tokens"),
+        ("process", size(plan.process), ""),
+        ("in all", size(plan.total), f"of {size(plan.free)} free{where}"),
+        ("capacity", at_once, ""),
+        ("threads", str(config.num_threads), ""),
+    ]
+    lines = [f"{name:<10} {value:>10}  {more}".rstrip() for name, value, more in rows]
+    return "\n".join([*lines, *config.notes])
+
+
+def plan_dict(config: RuntimeConfig) -> dict[str, object]:
+    """The same account as plain values; sizes in bytes, lengths in tokens."""
+    values: dict[str, object] = dataclasses.asdict(config)
+    plan = values.pop("plan")
+    assert isinstance(plan, dict)
+    return {**values, **plan, "total": config.plan.total, "notes": list(config.notes)}

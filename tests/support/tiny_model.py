@@ -1,0 +1,14 @@
+"""A tiny random Llama as a Hugging Face directory, built in a moment without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lmdeploy.runtime.smoke import write_smoke_model
+
+
+def write_tiny_model(folder: Path) -> Path:
+    """The model of `lmdeploy check_env --smoke`: config.json, model.safetensors, tokenizer files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_smoke_model(folder)
+    return folder
