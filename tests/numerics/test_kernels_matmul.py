@@ -44,7 +44,7 @@ def test_shapes(name, kind, group, n, k):
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_integers_are_exact(name, kind):
-    """Integer activations with largest value 16256 and power-of-two scales: every table gives the exact sum."""
+    """Integer activations with largest value 16256, power-of-two scales: every table is exact."""
     rng = np.random.default_rng(3)
     n, k, group, rows = 32, 256, 64, 9
     x = np.zeros((rows, k), np.float32)

@@ -17,6 +17,7 @@ constexpr int kTile = 16;      // output channels of a weight tile, tokens of a 
 constexpr int kRowBlock = 8;   // rows that share one activation block
 constexpr int kChunk = 128;    // tokens of one softmax chunk
 constexpr int kSplit = 512;    // tokens of one attention split: ranges start at its multiples
+constexpr int kMaxHeadDim = 512;
 
 enum WeightKind : int32_t {
   kW4Zero = 0,  // w = (code - zero) * scale

@@ -1,0 +1,152 @@
+// Sixteen floats in two AVX2 registers, with the names of vec_avx512.h. Included inside the instruction set's own
+// namespace.
+#pragma once
+
+#define INLINE static inline __attribute__((always_inline))
+
+struct Vec {
+  __m256 a, b;
+};
+struct IntVec {
+  __m256i a, b;
+};
+
+constexpr int kPairs = 4;
+constexpr int key_tiles(int pairs) { return pairs <= 2 ? 2 : 1; }
+constexpr int value_vectors(int pairs) { return pairs <= 2 ? 2 : 1; }
+
+INLINE Vec zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+INLINE Vec splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+INLINE Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+INLINE void store(float* p, Vec v) {
+  _mm256_storeu_ps(p, v.a);
+  _mm256_storeu_ps(p + 8, v.b);
+}
+INLINE __m256i lanes_from(int at) {
+  return _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(at));
+}
+INLINE __m256i below(__m256i lanes, int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lanes); }
+INLINE Vec load_n(const float* p, int n) {
+  return {_mm256_maskload_ps(p, below(lanes_from(0), n)), _mm256_maskload_ps(p + 8, below(lanes_from(8), n))};
+}
+INLINE void store_n(float* p, Vec v, int n) {
+  _mm256_maskstore_ps(p, below(lanes_from(0), n), v.a);
+  _mm256_maskstore_ps(p + 8, below(lanes_from(8), n), v.b);
+}
+INLINE Vec load_half(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + 1))};
+}
+INLINE void store_half(uint16_t* p, Vec v) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(v.a, 0));
+  _mm_storeu_si128((__m128i*)p + 1, _mm256_cvtps_ph(v.b, 0));
+}
+
+INLINE Vec add(Vec x, Vec y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+INLINE Vec sub(Vec x, Vec y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+INLINE Vec mul(Vec x, Vec y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+INLINE Vec div(Vec x, Vec y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+INLINE Vec fma(Vec x, Vec y, Vec z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+INLINE Vec fnma(Vec x, Vec y, Vec z) { return {_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)}; }
+INLINE Vec max(Vec x, Vec y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+INLINE Vec min(Vec x, Vec y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+INLINE Vec abs(Vec x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+INLINE Vec round(Vec x) { return {_mm256_round_ps(x.a, 8), _mm256_round_ps(x.b, 8)}; }
+INLINE __m256 power2(__m256i n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+// In two steps, since 2^n itself may lie outside the range of float.
+INLINE __m256 scale2_half(__m256 x, __m256 n) {
+  const __m256i whole = _mm256_cvtps_epi32(n), part = _mm256_srai_epi32(whole, 1);
+  return _mm256_mul_ps(_mm256_mul_ps(x, power2(part)), power2(_mm256_sub_epi32(whole, part)));
+}
+INLINE Vec scale2(Vec x, Vec n) { return {scale2_half(x.a, n.a), scale2_half(x.b, n.b)}; }
+INLINE Vec zero_below(Vec x, float limit, Vec value) {
+  const __m256 bound = _mm256_set1_ps(limit);
+  return {_mm256_and_ps(_mm256_cmp_ps(x.a, bound, _CMP_NLT_UQ), value.a),
+          _mm256_and_ps(_mm256_cmp_ps(x.b, bound, _CMP_NLT_UQ), value.b)};
+}
+INLINE __m256 keep_half(__m256 x, int at, int begin, int end, __m256 other) {
+  const __m256i lanes = lanes_from(at);
+  const __m256i inside = _mm256_andnot_si256(below(lanes, begin), below(lanes, end));
+  return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(inside));
+}
+INLINE Vec keep(Vec x, int begin, int end, Vec other) {
+  return {keep_half(x.a, 0, begin, end, other.a), keep_half(x.b, 8, begin, end, other.b)};
+}
+INLINE uint32_t join(__m256 a, __m256 b) { return _mm256_movemask_ps(a) | _mm256_movemask_ps(b) << 8; }
+INLINE uint32_t mask_ge(Vec x, Vec y) {
+  return join(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ));
+}
+INLINE uint32_t mask_not_less(Vec x, Vec y) {
+  return join(_mm256_cmp_ps(x.a, y.a, _CMP_NLT_UQ), _mm256_cmp_ps(x.b, y.b, _CMP_NLT_UQ));
+}
+INLINE uint32_t mask_nan(Vec x) {
+  return join(_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q), _mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q));
+}
+
+INLINE float reduce_add(Vec v) {
+  __m256 a = _mm256_add_ps(v.a, v.b);
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
+}
+INLINE float reduce_max(Vec v) {
+  __m256 a = _mm256_max_ps(v.a, v.b);
+  __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_shuffle_ps(b, b, 1)));
+}
+INLINE float first_lane(Vec v) { return _mm256_cvtss_f32(v.a); }
+
+struct Doubles {
+  __m256d v[4];
+};
+INLINE Doubles zero_doubles() {
+  const __m256d z = _mm256_setzero_pd();
+  return {{z, z, z, z}};
+}
+INLINE Doubles add_doubles(Doubles sum, Vec x) {
+  return {{_mm256_add_pd(sum.v[0], _mm256_cvtps_pd(_mm256_castps256_ps128(x.a))),
+           _mm256_add_pd(sum.v[1], _mm256_cvtps_pd(_mm256_extractf128_ps(x.a, 1))),
+           _mm256_add_pd(sum.v[2], _mm256_cvtps_pd(_mm256_castps256_ps128(x.b))),
+           _mm256_add_pd(sum.v[3], _mm256_cvtps_pd(_mm256_extractf128_ps(x.b, 1)))}};
+}
+INLINE double reduce_doubles(Doubles sum) {
+  double low[4], high[4], total = 0;
+  _mm256_storeu_pd(low, _mm256_add_pd(sum.v[0], sum.v[2]));
+  _mm256_storeu_pd(high, _mm256_add_pd(sum.v[1], sum.v[3]));
+  for (int i = 0; i < 4; ++i) total += low[i];
+  for (int i = 0; i < 4; ++i) total += high[i];
+  return total;
+}
+
+INLINE IntVec zero_ints() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+INLINE IntVec to_int(Vec v) { return {_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)}; }
+INLINE IntVec add_ints(IntVec x, IntVec y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+INLINE int32_t reduce_ints(IntVec v) {
+  const __m256i a = _mm256_add_epi32(v.a, v.b);
+  __m128i b = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  b = _mm_add_epi32(b, _mm_unpackhi_epi64(b, b));
+  return _mm_cvtsi128_si32(b) + _mm_extract_epi32(b, 1);
+}
+
+// Sixteen int32 within int8 as four pieces of 4 bytes, `stride` bytes apart.
+INLINE void store_dwords(IntVec v, int8_t* out, int stride) {
+  const __m128i low = _mm_packs_epi32(_mm256_castsi256_si128(v.a), _mm256_extracti128_si256(v.a, 1));
+  const __m128i high = _mm_packs_epi32(_mm256_castsi256_si128(v.b), _mm256_extracti128_si256(v.b, 1));
+  const __m128i bytes = _mm_packs_epi16(low, high);
+  const int32_t words[4] = {_mm_extract_epi32(bytes, 0), _mm_extract_epi32(bytes, 1), _mm_extract_epi32(bytes, 2),
+                            _mm_extract_epi32(bytes, 3)};
+  for (int i = 0; i < 4; ++i) __builtin_memcpy(out + i * stride, &words[i], 4);
+}
+INLINE __m256i high_plane(__m256i v) { return _mm256_srai_epi32(_mm256_add_epi32(v, _mm256_set1_epi32(64)), 7); }
+INLINE void store_planes(IntVec v, int8_t* hi, int8_t* lo, int stride) {
+  const IntVec high = {high_plane(v.a), high_plane(v.b)};
+  const IntVec low = {_mm256_sub_epi32(v.a, _mm256_slli_epi32(high.a, 7)),
+                      _mm256_sub_epi32(v.b, _mm256_slli_epi32(high.b, 7))};
+  store_dwords(high, hi, stride);
+  store_dwords(low, lo, stride);
+}
