@@ -16,6 +16,7 @@ import numpy as np
 from lmdeploy.config import ChatTemplateConfig, GenerationConfig, TurbomindEngineConfig
 from lmdeploy.engine.loop import Engine
 from lmdeploy.engine.request import Request, TokenLogprobs
+from lmdeploy.engine.stats import StepStats
 from lmdeploy.errors import ConfigError, EngineError, RequestError, UserError
 from lmdeploy.logging import get_logger, set_up
 from lmdeploy.messages import Response
@@ -25,7 +26,7 @@ from lmdeploy.pipeline.session import Prompt, Session, as_messages
 from lmdeploy.runtime.build import build_engine
 from lmdeploy.runtime.generate import Choice, Frontend, load_frontend
 from lmdeploy.runtime.local import LocalClient
-from lmdeploy.runtime.resolve import plan_table, resolve
+from lmdeploy.runtime.resolve import RuntimeConfig, plan_table, resolve
 
 GenConfigs = GenerationConfig | Sequence[GenerationConfig] | None
 
@@ -199,6 +200,10 @@ class Pipeline:
         """Replaced by `stream_infer`: always raises."""
         raise UserError("Pipeline.generate was replaced: iterate over pipe.stream_infer(prompt)")
 
+    def stats(self) -> StepStats:
+        """Gauges and totals of the engine."""
+        return self._client.stats()
+
     def close(self) -> None:
         """Free the model; later calls raise EngineDeadError."""
         self._client.close()
@@ -252,7 +257,7 @@ class Pipeline:
             return error
 
     def _prompt_ids(self, prompt: Prompt, do_preprocess: bool, template: Mapping[str, Any]) -> list[int]:
-        if isinstance(prompt, str) and not (do_preprocess and self.frontend.chat_template is not None):
+        if isinstance(prompt, str) and not (do_preprocess and self.frontend.chat_template.exists):
             return self.frontend.prompt_ids(prompt)
         if not do_preprocess:
             raise RequestError(
@@ -295,7 +300,7 @@ def _one_per_prompt(gen_config: GenConfigs, count: int) -> list[GenerationConfig
 def pipeline(
     model_path: str,
     backend_config: TurbomindEngineConfig | None = None,
-    chat_template_config: ChatTemplateConfig | str | None = None,
+    chat_template_config: ChatTemplateConfig | str | Path | None = None,
     log_level: str = "WARNING",
     max_log_len: int | None = None,
     trust_remote_code: bool = False,
@@ -317,11 +322,16 @@ def pipeline(
         )
     config = resolve(model_path, backend_config)
     get_logger().info("%s", plan_table(config))
+    return load(config, chat_template_config)
+
+
+def load(config: RuntimeConfig, chat_template: ChatTemplateConfig | str | Path | None = None) -> Pipeline:
+    """The second half of `pipeline()`: read tokenizer and weights of what was resolved."""
     frontend = load_frontend(
         Path(config.model_path),
         session_len=config.session_len,
         vocab_size=config.vocab_size,
-        chat_template=chat_template_config,
+        chat_template=chat_template,
     )
     return Pipeline(build_engine(config), frontend)
 

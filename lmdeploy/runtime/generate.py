@@ -8,7 +8,7 @@ driven.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from lmdeploy.config import ChatTemplateConfig, GenerationConfig
 from lmdeploy.engine.request import FinishReason, Request, TokenEvent, TokenLogprobs
-from lmdeploy.errors import ContextLengthError, ModelError, RequestError
+from lmdeploy.errors import ContextLengthError, RequestError
 from lmdeploy.runtime.sampling import check_ids, model_defaults, resolve_sampling
 from lmdeploy.text.chat_template import ChatTemplate, load_chat_template
 from lmdeploy.text.detokenize import Detokenizer
@@ -35,7 +35,7 @@ class Frontend:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        chat_template: ChatTemplate | None,
+        chat_template: ChatTemplate,
         *,
         session_len: int,
         vocab_size: int,
@@ -52,18 +52,11 @@ class Frontend:
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
         """Prompt ids of a conversation; `template` goes to `ChatTemplate.encode`."""
-        if self.chat_template is None:
-            raise RequestError(
-                "this model has no chat template; send a plain prompt or give a template with --chat-template"
-            )
         return self.chat_template.encode(messages, **template)
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Prompt ids of a plain text: control tokens in it count as such, at most one BOS is put in front."""
-        ids = self.tokenizer.encode(text, add_special_tokens=True, parse_special=True)
-        bos = self.tokenizer.bos_id
-        doubled = bos is not None and ids[:2] == [bos, bos]
-        return ids[1:] if doubled else ids
+        """Prompt ids of a plain text with the tokenizer's own markers; control tokens in it count as such."""
+        return self.tokenizer.encode(text, add_special_tokens=True, parse_special=True)
 
     def request(
         self,
@@ -126,15 +119,19 @@ class Frontend:
         return room
 
     def stop_ids(self, config: GenerationConfig) -> frozenset[int]:
-        """Ids that end the answer: the model's, unless ignored, the caller's, and its control-token stop words."""
+        """Ids that end the answer: the model's unless ignored, and the caller's with `control_stops`."""
         own = frozenset(config.stop_token_ids or ())
         check_ids(own, self.vocab_size, "stop_token_ids")
         model = frozenset() if config.ignore_eos else self.tokenizer.eos_ids
         return own | model | frozenset(self.control_stops(config))
 
+    def stop_words(self, config: GenerationConfig) -> tuple[str, ...]:
+        """The caller's and those of the chat template."""
+        return (*(config.stop_words or ()), *self.chat_template.stop_words)
+
     def control_stops(self, config: GenerationConfig) -> dict[int, str]:
         """Stop words that are the text of a control token, by its id: never printed, so matched as ids."""
-        found = {self.tokenizer.id_of(word): word for word in config.stop_words or ()}
+        found = {self.tokenizer.id_of(word): word for word in self.stop_words(config)}
         return {i: word for i, word in found.items() if i is not None and i in self.tokenizer.special_ids}
 
     def _banned(self, config: GenerationConfig) -> Iterable[int]:
@@ -204,7 +201,7 @@ class Choice:
         self.generated = 0  # tokens the engine produced for this answer, the one that ended it included
         self._config = config
         self._control_stops = frontend.control_stops(config)
-        words = [w for w in config.stop_words or () if w not in self._control_stops.values()]
+        words = [w for w in frontend.stop_words(config) if w not in self._control_stops.values()]
         self._detokenizer = Detokenizer(frontend.tokenizer, config.skip_special_tokens)
         self._stops = StopStrings(words, config.include_stop_str_in_output) if words else None
         self._decoded = 0  # characters decoded so far
@@ -311,7 +308,7 @@ def load_frontend(
     *,
     session_len: int,
     vocab_size: int,
-    chat_template: ChatTemplateConfig | str | None = None,
+    chat_template: ChatTemplateConfig | str | Path | None = None,
     interface_defaults: Mapping[str, float] | None = None,
     generation_config: str = "auto",
 ) -> Frontend:
@@ -321,12 +318,12 @@ def load_frontend(
     where the model's defaults come from: "auto" (its own files), "lmdeploy" (none), or a directory.
     """
     tokenizer = load_tokenizer(model_path)
-    if tokenizer.vocab_size > vocab_size:
-        raise ModelError(
-            f"{model_path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only {vocab_size}; "
-            "they do not belong together"
-        )
-    template = load_chat_template(model_path, tokenizer, chat_template)
+    tokenizer.check_vocabulary(vocab_size)
+    if isinstance(chat_template, ChatTemplateConfig):
+        override = {k: v for k, v in asdict(chat_template).items() if v is not None}
+        template = load_chat_template(model_path, tokenizer, override)
+    else:
+        template = load_chat_template(model_path, tokenizer, chat_template)
     defaults = {**(interface_defaults or {}), **model_defaults(model_path, generation_config)}
     return Frontend(
         tokenizer, template, session_len=session_len, vocab_size=vocab_size, sampling_defaults=defaults

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from lmdeploy.engine.loop import Engine
 from lmdeploy.engine.request import Request, TokenEvent
+from lmdeploy.engine.stats import StepStats
 from lmdeploy.errors import EngineDeadError
 
 
@@ -67,10 +68,9 @@ class LocalClient:
             self._waiting.clear()
             engine.executor.close()
 
-    @property
-    def unfinished(self) -> int:
-        """Requests that are known and have not delivered their last event."""
-        return len(self._waiting)
+    def stats(self) -> StepStats:
+        with self._exclusive() as engine:
+            return engine.stats()
 
     def _take(self, request_id: str) -> Iterator[TokenEvent]:
         queue = self._waiting[request_id]
