@@ -31,7 +31,7 @@ _SCHEDULE = "steps are planned from max_prefill_token_num alone"
 
 
 def _field(default: Any, help: str, **rules: Any) -> Any:
-    """A field that works. Rules: kind (type of its values), low, high, open_low, open_high, choices."""
+    """A field that works. Rules: kind (type of values), low, high, open_low, open_high, choices, optional."""
     return dataclasses.field(default=default, metadata={"help": help, **rules})
 
 
@@ -88,7 +88,11 @@ class TurbomindEngineConfig:
     # 512 rows already keep the matrix units busy; more would only grow the workspace and make the sequences
     # that are being decoded wait longer behind a chunk of a prompt.
     max_prefill_token_num: int = _field(
-        512, "most tokens one step computes: longer prompts are cut into chunks", kind=int, low=16, high=65536
+        512,
+        "most prompt tokens one step computes: longer prompts are cut into chunks",
+        kind=int,
+        low=16,
+        high=65536,
     )
     num_threads: int | None = _field(
         None, "compute threads; default: the physical cores this process may use", kind=int, low=1, high=1024
@@ -141,7 +145,9 @@ class GenerationConfig:
     """
 
     n: int = _fixed(1, "send the prompt several times, each with its own random_seed")
-    max_new_tokens: int | None = _field(512, "most tokens to generate; None: as many as fit", kind=int, low=1)
+    max_new_tokens: int | None = _field(
+        512, "most tokens to generate; None: as many as fit", kind=int, low=1, optional=True
+    )
     do_sample: bool | None = _field(
         None,
         "True: sample, False: greedy, None: sample if temperature, top_p, top_k or min_p is set",
@@ -294,7 +300,8 @@ def _check(config: Any, error: type[LMDeployError]) -> None:
     """Raise `error` for the first field whose value its declaration does not allow."""
     for field in dataclasses.fields(config):
         value, rules = getattr(config, field.name), field.metadata
-        problem = _problem(value, rules) if value is not None or field.default is not None else None
+        unset = value is None and (field.default is None or rules.get("optional", False))
+        problem = None if unset else _problem(value, rules)
         if problem:
             raise error(f"{field.name}={_short(value)}: {problem}", param=field.name)
 

@@ -37,8 +37,8 @@ def flag_name(field_name: str) -> str:
 def add_flags(parser: argparse.ArgumentParser, cls: type[Any], only: Collection[str] | None = None) -> None:
     """One flag for each field of `cls` that has an effect (of those in `only`, when given).
 
-    Fields with a neutral value alone are accepted as hidden flags, so that a command written for a GPU gets the
-    field's own answer instead of "unknown option".
+    Fields with a neutral value alone are accepted as hidden flags, so that a command written for a GPU gets
+    the field's own answer instead of "unknown option".
     """
     for field in dataclasses.fields(cls):
         if only is None or field.name in only:
@@ -46,7 +46,7 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any], only: Collection[
 
 
 def from_args(cls: type[Config], args: argparse.Namespace, **more: Any) -> Config:
-    """The configuration the flags describe; what was not given keeps its default. Raises what `cls` raises."""
+    """The configuration the flags describe; the rest keeps its default. Raises what `cls` raises."""
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     given = {k: v for k, v in vars(args).items() if k in names and v is not argparse.SUPPRESS}
     return cls(**{**given, **more})

@@ -151,7 +151,7 @@ class Packer:
         for (seq, n), start in zip(rows, starts, strict=False):
             if seq.packed is None:
                 seq.packed = _records(seq.request)
-            if scored := seq.scored_positions(n):
+            if seq.scores_prompt and (scored := seq.scored_positions(n)):
                 index += [start + p - seq.num_computed for p in scored]
                 targets += seq.tokens[scored.start + 1 : scored.stop + 1].tolist()
                 drawn += [None] * len(scored)
@@ -192,7 +192,7 @@ def _bias_columns(drawn: list[Sequence | None]) -> dict[str, Any]:
 
 
 def _history_columns(drawn: list[Sequence | None]) -> dict[str, Any]:
-    parts = [None if seq is None or seq.history is None else seq.history.copy() for seq in drawn]
+    parts = [None if seq is None or seq.history is None else seq.history.view() for seq in drawn]
     start, ids, counts = _ragged(parts, _NONE_I32)
     return {"history_start": start, "history_ids": ids, "history_counts": counts}
 

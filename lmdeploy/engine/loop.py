@@ -13,7 +13,7 @@ import numpy as np
 from lmdeploy.engine.batch import Packer, Row, StepResult
 from lmdeploy.engine.executor import Capabilities, Executor
 from lmdeploy.engine.prefix_cache import PrefixCache
-from lmdeploy.engine.request import FinishReason, Request, Sequence, TokenEvent, TokenLogprobs
+from lmdeploy.engine.request import Request, Sequence, TokenEvent, TokenLogprobs
 from lmdeploy.engine.scheduler import EngineOptions, Scheduler
 from lmdeploy.engine.stats import StepStats, Totals
 from lmdeploy.engine.stopping import finish_reason, update_bias
@@ -111,73 +111,58 @@ class Engine:
     def _commit(self, rows: list[Row], result: StepResult) -> list[TokenEvent]:
         events = []
         tokens, finite = result.token_ids.tolist(), result.finite.tolist()
+        all_finite = all(finite)
         first = 0
         for seq, num_new in rows:
-            scored = len(seq.scored_positions(num_new))
-            draws = seq.draws(num_new)
+            draws = seq.num_computed + num_new == seq.length
+            scored = len(seq.scored_positions(num_new)) if seq.scores_prompt else 0
             end = first + scored + draws
-            if not all(finite[first:end]):
-                self._cache.retract(seq)
-                events.append(self._fail(seq, "the model produced NaN or infinity for this request"))
-            else:
-                seq.prompt_scores += [
-                    self._logprobs(seq, result, i, scoring=True) for i in range(first, first + scored)
-                ]
-                seq.num_computed += num_new
-                self._cache.publish(seq)
+            if all_finite or all(finite[first:end]):
+                self._advance(seq, num_new, result, range(first, first + scored))
                 if draws:
                     events.append(self._accept(seq, result, end - 1, tokens[end - 1]))
+            else:
+                self._cache.retract(seq)
+                events.append(self._fail(seq, "the model produced NaN or infinity for this request"))
             first = end
         return events
+
+    def _advance(self, seq: Sequence, num_new: int, result: StepResult, scored: range) -> None:
+        if scored:
+            top = seq.request.prompt_logprobs or 0
+            seq.prompt_scores += [_logprobs(result, sample, top) for sample in scored]
+        seq.num_computed += num_new
+        if seq.num_computed >= (seq.num_published + 1) * self._caps.block_size:
+            self._cache.publish(seq)
 
     def _accept(self, seq: Sequence, result: StepResult, sample: int, token: int) -> TokenEvent:
         """Take the drawn token into the sequence and end it if a rule says so."""
         request = seq.request
+        event = TokenEvent(request.request_id, cached_tokens=seq.cached_tokens)
+        if seq.length == seq.num_prompt:
+            event.prompt_logprobs = tuple(seq.prompt_scores)
         if request.max_new_tokens == 0:  # the prompt was only to be scored
-            self._finish(seq)
-            return TokenEvent(
-                request.request_id,
-                prompt_logprobs=tuple(seq.prompt_scores),
-                finish_reason="length",
-                cached_tokens=seq.cached_tokens,
-            )
+            event.finish_reason = "length"
+        else:
+            self._append(seq, token, event)
+            if request.sampling.logprobs is not None:
+                event.logprobs = (_logprobs(result, sample, request.sampling.logprobs),)
+            if request.want_logits:
+                event.logits = result.logits[sample][None]
+        if event.finish_reason is not None:
+            self._remove(seq)
+            self._totals.finished += 1
+        return event
+
+    def _append(self, seq: Sequence, token: int, event: TokenEvent) -> None:
         seq.append_token(token)
-        update_bias(seq)
+        if seq.bias is not None:
+            update_bias(seq)
         self._totals.generated_tokens += 1
-        reason = finish_reason(seq, self._capacity)
-        if reason is not None:
-            self._finish(seq)
-        return self._event(seq, result, sample, token, reason)
-
-    def _event(
-        self, seq: Sequence, result: StepResult, sample: int, token: int, reason: FinishReason | None
-    ) -> TokenEvent:
-        request = seq.request
-        return TokenEvent(
-            request.request_id,
-            token_ids=(token,),
-            logprobs=() if request.sampling.logprobs is None else (self._logprobs(seq, result, sample),),
-            prompt_logprobs=tuple(seq.prompt_scores) if seq.num_output == 1 else (),
-            logits=result.logits[sample][None] if request.want_logits else None,
-            finish_reason=reason,
-            stop_id=token if reason == "stop" else None,
-            cached_tokens=seq.cached_tokens,
-        )
-
-    def _logprobs(
-        self, seq: Sequence, result: StepResult, sample: int, scoring: bool = False
-    ) -> TokenLogprobs:
-        top = (seq.request.prompt_logprobs if scoring else seq.request.sampling.logprobs) or 0
-        return TokenLogprobs(
-            int(result.token_ids[sample]),
-            float(result.logprob[sample]),
-            tuple(result.top_ids[sample, :top].tolist()),
-            tuple(result.top_logprobs[sample, :top].tolist()),
-        )
-
-    def _finish(self, seq: Sequence) -> None:
-        self._remove(seq)
-        self._totals.finished += 1
+        event.token_ids = (token,)
+        event.finish_reason = finish_reason(seq, self._capacity)
+        if event.finish_reason == "stop":
+            event.stop_id = token
 
     def _fail(self, seq: Sequence, reason: str) -> TokenEvent:
         self._remove(seq)
@@ -208,3 +193,12 @@ def _refusal(request: Request, caps: Capabilities) -> str | None:
     if max(request.sampling.logprobs or 0, request.prompt_logprobs or 0) > caps.max_logprobs:
         return f"more than {caps.max_logprobs} log-probabilities for a position cannot be returned"
     return None
+
+
+def _logprobs(result: StepResult, sample: int, top: int) -> TokenLogprobs:
+    return TokenLogprobs(
+        int(result.token_ids[sample]),
+        float(result.logprob[sample]),
+        tuple(result.top_ids[sample, :top].tolist()),
+        tuple(result.top_logprobs[sample, :top].tolist()),
+    )

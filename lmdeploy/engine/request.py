@@ -62,9 +62,9 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would cost a microsecond for each row of each step
 class TokenEvent:
-    """What one engine step produced for one request."""
+    """What one engine step produced for one request; not to be changed by its readers."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()
@@ -104,9 +104,9 @@ class PenaltyHistory:
             self._size += 1
         self._counts[at] += 1
 
-    def copy(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """(ids, counts), both [distinct ids]."""
-        return self._ids[: self._size].copy(), self._counts[: self._size].copy()
+    def view(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """(ids, counts), both [distinct ids], valid until the next `add`."""
+        return self._ids[: self._size], self._counts[: self._size]
 
 
 class Sequence:
@@ -133,6 +133,7 @@ class Sequence:
         "preempted",
         "prompt_scores",
         "request",
+        "scores_prompt",
         "tokens",
         "wait_key",
     )
@@ -152,6 +153,7 @@ class Sequence:
         self.wait_key: bytes | None = None  # block another sequence is computing for this one
         self.preempted = False  # lost its blocks at least once
         self.cached_tokens = 0  # prompt tokens not computed when first admitted
+        self.scores_prompt = request.prompt_logprobs is not None
         self.prompt_scores: list[TokenLogprobs] = []  # of prompt positions 1, 2, ...
         self.packed: tuple[bytes, bytes] | None = None  # sampling columns of this request, owned by batch.py
         self.bias: tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None = None  # owned by stopping.py
@@ -166,24 +168,21 @@ class Sequence:
     @property
     def reusable_tokens(self) -> int:
         """Leading tokens that need no computing if cached: never the last one, nor one still to be scored."""
-        if self.request.prompt_logprobs is None or len(self.prompt_scores) == self.num_prompt - 1:
+        if not self.scores_prompt or len(self.prompt_scores) == self.num_prompt - 1:
             return self.length - 1
         return len(self.prompt_scores)
 
     def scored_positions(self, num_new: int) -> range:
         """Prompt positions among the next `num_new` tokens whose logits score the prompt token after them."""
-        if self.request.prompt_logprobs is None:
+        if not self.scores_prompt:
             return range(0)
         stop = min(self.num_computed + num_new, self.num_prompt - 1)
         return range(max(self.num_computed, len(self.prompt_scores)), stop)
 
-    def draws(self, num_new: int) -> bool:
-        """Whether computing `num_new` more tokens yields the next one."""
-        return self.num_computed + num_new == self.length
-
     def append_token(self, token_id: int) -> None:
         """Take a drawn token."""
-        self.tokens = _room(self.tokens, self.length + 1)
+        if self.length == len(self.tokens):
+            self.tokens = _room(self.tokens, self.length + 1)
         self.tokens[self.length] = token_id
         self.length += 1
         self.last_token = token_id

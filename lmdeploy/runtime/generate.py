@@ -1,25 +1,27 @@
 """Between people and the engine: messages or text -> engine request, engine events -> text.
 
-`Frontend` holds what all requests to one model share; `Choice` turns the events of one request into text. Used
-by the pipeline, the terminal chat and the server. Knows neither a wire format nor how the engine is driven.
+`Frontend` holds what all requests to one model share; `Choice` turns the events of one request into text.
+Used by the pipeline, the terminal chat and the server. Knows neither a wire format nor how the engine is
+driven.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lmdeploy.config import GenerationConfig
+from lmdeploy.config import ChatTemplateConfig, GenerationConfig
 from lmdeploy.engine.request import FinishReason, Request, TokenEvent, TokenLogprobs
 from lmdeploy.errors import ContextLengthError, RequestError
-from lmdeploy.runtime.sampling import check_ids, resolve_sampling
-from lmdeploy.text.chat_template import ChatTemplate
+from lmdeploy.runtime.sampling import check_ids, model_defaults, resolve_sampling
+from lmdeploy.text.chat_template import ChatTemplate, load_chat_template
 from lmdeploy.text.detokenize import Detokenizer
 from lmdeploy.text.stop_strings import StopStrings
-from lmdeploy.text.tokenizer import Tokenizer
+from lmdeploy.text.tokenizer import Tokenizer, load_tokenizer
 
 
 class Frontend:
@@ -33,7 +35,7 @@ class Frontend:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        chat_template: ChatTemplate | None,
+        chat_template: ChatTemplate,
         *,
         session_len: int,
         vocab_size: int,
@@ -50,18 +52,11 @@ class Frontend:
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
         """Prompt ids of a conversation; `template` goes to `ChatTemplate.encode`."""
-        if self.chat_template is None:
-            raise RequestError(
-                "this model has no chat template; send a plain prompt or give a template with --chat-template"
-            )
         return self.chat_template.encode(messages, **template)
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Prompt ids of a plain text: control tokens in it count as such, at most one BOS is put in front."""
-        ids = self.tokenizer.encode(text, add_special_tokens=True, parse_special=True)
-        bos = self.tokenizer.bos_id
-        doubled = bos is not None and ids[:2] == [bos, bos]
-        return ids[1:] if doubled else ids
+        """Prompt ids of a plain text with the tokenizer's own markers; control tokens in it count as such."""
+        return self.tokenizer.encode(text, add_special_tokens=True, parse_special=True)
 
     def request(
         self,
@@ -79,7 +74,7 @@ class Frontend:
         `param` names the field that held the prompt, for error messages; `choice` numbers the answers to one
         prompt. Raises ContextLengthError when the prompt leaves no room for an answer, and RequestError.
         """
-        room = self._room(ids, param)
+        room = self._room(ids, param, least=1)
         wanted = config.max_new_tokens if config.max_new_tokens is not None else room
         return Request(
             request_id=request_id,
@@ -100,30 +95,43 @@ class Frontend:
             want_logits=config.output_logits is not None,
         )
 
-    def _room(self, ids: Sequence[int], param: str) -> int:
+    def scoring(self, request_id: str, ids: Sequence[int], *, param: str = "prompt", top: int = 0) -> Request:
+        """A request that only scores: log-probabilities of the prompt's tokens and of the `top` likeliest.
+
+        Its one event holds them for positions 1 to n - 1. Raises as `request` does.
+        """
+        self._room(ids, param, least=0)
+        prompt = np.asarray(ids, dtype=np.int32)
+        return Request(request_id, prompt, max_new_tokens=0, prompt_logprobs=top)
+
+    def _room(self, ids: Sequence[int], param: str, least: int) -> int:
         if len(ids) == 0:
             raise RequestError(f"{param} is empty: it holds no token to continue from", param=param)
         check_ids((min(ids), max(ids)), self.vocab_size, param)
         room = self.session_len - len(ids)
-        if room < 1:
+        if room < least:
             noun, verb = ("messages", "them") if param.startswith("messages") else ("prompt", "it")
             raise ContextLengthError(
                 f"This model's maximum context length is {self.session_len} tokens. However, your {noun} "
-                f"resulted in {len(ids)} tokens. Please shorten {verb}: the answer needs room as well.",
+                f"resulted in {len(ids)} tokens. Please shorten {verb}: the answer needs room too.",
                 param=param,
             )
         return room
 
     def stop_ids(self, config: GenerationConfig) -> frozenset[int]:
-        """Ids that end the answer: the model's unless ignored, the caller's, control tokens named as words."""
+        """Ids that end the answer: the model's unless ignored, and the caller's with `control_stops`."""
         own = frozenset(config.stop_token_ids or ())
         check_ids(own, self.vocab_size, "stop_token_ids")
         model = frozenset() if config.ignore_eos else self.tokenizer.eos_ids
         return own | model | frozenset(self.control_stops(config))
 
+    def stop_words(self, config: GenerationConfig) -> tuple[str, ...]:
+        """The caller's and those of the chat template."""
+        return (*(config.stop_words or ()), *self.chat_template.stop_words)
+
     def control_stops(self, config: GenerationConfig) -> dict[int, str]:
         """Stop words that are the text of a control token, by its id: never printed, so matched as ids."""
-        found = {self.tokenizer.id_of(word): word for word in config.stop_words or ()}
+        found = {self.tokenizer.id_of(word): word for word in self.stop_words(config)}
         return {i: word for i, word in found.items() if i is not None and i in self.tokenizer.special_ids}
 
     def _banned(self, config: GenerationConfig) -> Iterable[int]:
@@ -186,14 +194,14 @@ class _Released:
 
 
 class Choice:
-    """Text of one answer, fed with the request's events in order; how tokens are cut into events is irrelevant."""
+    """Text of one answer, fed with its events in order; how tokens are cut into events does not matter."""
 
     def __init__(self, frontend: Frontend, config: GenerationConfig) -> None:
         self.finished = False
         self.generated = 0  # tokens the engine produced for this answer, the one that ended it included
         self._config = config
         self._control_stops = frontend.control_stops(config)
-        words = [w for w in config.stop_words or () if w not in self._control_stops.values()]
+        words = [w for w in frontend.stop_words(config) if w not in self._control_stops.values()]
         self._detokenizer = Detokenizer(frontend.tokenizer, config.skip_special_tokens)
         self._stops = StopStrings(words, config.include_stop_str_in_output) if words else None
         self._decoded = 0  # characters decoded so far
@@ -292,4 +300,31 @@ def _delta(
         finish_reason=reason,
         stop_reason=stop,
         silent_stop=silent_stop,
+    )
+
+
+def load_frontend(
+    model_path: Path,
+    *,
+    session_len: int,
+    vocab_size: int,
+    chat_template: ChatTemplateConfig | str | Path | None = None,
+    interface_defaults: Mapping[str, float] | None = None,
+    generation_config: str = "auto",
+) -> Frontend:
+    """The front end of the model at `model_path`. Raises ModelError and ConfigError.
+
+    `interface_defaults` stand where neither the caller nor the model says anything. `generation_config` says
+    where the model's defaults come from: "auto" (its own files), "lmdeploy" (none), or a directory.
+    """
+    tokenizer = load_tokenizer(model_path)
+    tokenizer.check_vocabulary(vocab_size)
+    if isinstance(chat_template, ChatTemplateConfig):
+        override = {k: v for k, v in asdict(chat_template).items() if v is not None}
+        template = load_chat_template(model_path, tokenizer, override)
+    else:
+        template = load_chat_template(model_path, tokenizer, chat_template)
+    defaults = {**(interface_defaults or {}), **model_defaults(model_path, generation_config)}
+    return Frontend(
+        tokenizer, template, session_len=session_len, vocab_size=vocab_size, sampling_defaults=defaults
     )

@@ -19,7 +19,7 @@ from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.models.spec import ModelSpec
 from lmdeploy.runtime.machine import Machine, read_machine
 from lmdeploy.runtime.memory_plan import MemoryPlan, Needs, Wishes, plan_memory, size
-from lmdeploy.turbomind.plan import native_plan
+from lmdeploy.turbomind.plan import Limits, native_plan
 
 _SCALED_ROPE = ("linear", "dynamic", "yarn", "longrope")
 
@@ -35,7 +35,7 @@ class RuntimeConfig:
     vocab_size: int
     model_len: int  # the model's own longest sequence
     max_batch_size: int
-    max_step_tokens: int
+    max_prefill_token_num: int
     num_threads: int
     kernels: str | None  # None: the best set this CPU runs
     enable_prefix_caching: bool
@@ -68,11 +68,14 @@ def _resolve(
     spec = checkpoint.spec
     _check_session_len(config.session_len, spec)
     max_batch_size = config.max_batch_size or DEFAULT_MAX_BATCH_SIZE
-    max_step_tokens = max(config.max_prefill_token_num, max_batch_size)
-    num_threads = config.num_threads or env.NUM_THREADS.number() or machine.cores
-    needs = _needs(checkpoint, config, max_batch_size, max_step_tokens, num_threads)
-    wishes = Wishes(config.session_len, spec.max_position, max_batch_size, config.cache_max_entry_count)
-    plan = plan_memory(needs, wishes, machine.memory_free, machine.memory_bound)
+    limits = Limits(
+        max_rows=max_batch_size,
+        max_step_tokens=config.max_prefill_token_num + max_batch_size,
+        max_context=config.session_len or spec.max_position,
+        block_size=config.cache_block_seq_len,
+        num_threads=config.num_threads or env.NUM_THREADS.number() or machine.cores,
+    )
+    plan = _plan(checkpoint, config, limits, machine)
     return RuntimeConfig(
         model=model,
         model_path=str(path),
@@ -81,13 +84,28 @@ def _resolve(
         vocab_size=spec.vocab_size,
         model_len=spec.max_position,
         max_batch_size=max_batch_size,
-        max_step_tokens=max_step_tokens,
-        num_threads=num_threads,
+        max_prefill_token_num=config.max_prefill_token_num,
+        num_threads=limits.num_threads,
         kernels=env.KERNELS.text(),
         enable_prefix_caching=config.enable_prefix_caching,
         plan=plan,
-        notes=_notes(config, plan, spec, num_threads, machine),
+        notes=_notes(config, plan, spec, limits.num_threads, machine),
     )
+
+
+def _plan(
+    checkpoint: Checkpoint, config: TurbomindEngineConfig, limits: Limits, machine: Machine
+) -> MemoryPlan:
+    model_len = checkpoint.spec.max_position
+    wishes = Wishes(config.session_len, model_len, limits.max_rows, config.cache_max_entry_count)
+    free, bound = machine.memory_free, machine.memory_bound
+    plan = plan_memory(_needs(checkpoint, limits), wishes, free, bound)
+    if plan.session_len == limits.max_context:
+        return plan
+    # The length was found with the workspace of the longest context; the shorter one needs less.
+    limits = dataclasses.replace(limits, max_context=plan.session_len)
+    wishes = dataclasses.replace(wishes, session_len=plan.session_len)
+    return plan_memory(_needs(checkpoint, limits), wishes, free, bound)
 
 
 def longest_allowed(spec: ModelSpec) -> int:
@@ -110,29 +128,15 @@ def _check_session_len(session_len: int | None, spec: ModelSpec) -> None:
         )
 
 
-def _needs(
-    checkpoint: Checkpoint,
-    config: TurbomindEngineConfig,
-    max_batch_size: int,
-    max_step_tokens: int,
-    num_threads: int,
-) -> Needs:
-    spec = checkpoint.spec
-    native = native_plan(
-        spec,
-        {name: checkpoint.info(name) for name in checkpoint.names()},
-        block_size=config.cache_block_seq_len,
-        max_context=config.session_len or spec.max_position,
-        max_rows=max_batch_size,
-        max_step_tokens=max_step_tokens,
-        num_threads=num_threads,
-    )
+def _needs(checkpoint: Checkpoint, limits: Limits) -> Needs:
+    infos = {name: checkpoint.info(name) for name in checkpoint.names()}
+    native = native_plan(checkpoint.spec, infos, limits)
     return Needs(
         weights=native.weights,
         workspace=native.workspace,
         block=native.block,
-        block_size=config.cache_block_seq_len,
-        token=spec.kv_bytes_per_token(2),
+        block_size=limits.block_size,
+        token=checkpoint.spec.kv_bytes_per_token(2),
     )
 
 
@@ -155,21 +159,24 @@ def _notes(
 def plan_table(config: RuntimeConfig) -> str:
     """The start-up account for people, one fact a line."""
     plan = config.plan
-    cache = f"{plan.num_blocks} blocks of {plan.block_size} tokens, {plan.kv_per_token} bytes a token"
-    at_once = f"{plan.sequences} sequences of {plan.session_len} tokens at once, limited by {plan.bound}"
+    at_once = f"{plan.sequences} sequence{'' if plan.sequences == 1 else 's'} of {plan.session_len} tokens"
     where = "" if plan.free_bound == "machine" else f", limited by {plan.free_bound}"
     rows = [
-        ("model", f"{config.model} ({config.family})", ""),
         ("weights", size(plan.weights), ""),
-        ("KV cache", size(plan.kv_pool), cache),
-        ("workspace", size(plan.workspace), f"steps of at most {config.max_step_tokens} tokens"),
+        ("KV cache", size(plan.kv_pool), f"{plan.num_blocks} blocks of {plan.block_size} tokens"),
+        ("workspace", size(plan.workspace), f"prompts in chunks of {config.max_prefill_token_num} tokens"),
         ("process", size(plan.process), ""),
         ("in all", size(plan.total), f"of {size(plan.free)} free{where}"),
-        ("capacity", at_once, ""),
-        ("threads", str(config.num_threads), ""),
     ]
-    lines = [f"{name:<10} {value:>10}  {more}".rstrip() for name, value, more in rows]
-    return "\n".join([*lines, *config.notes])
+    return "\n".join(
+        [
+            f"model      {Path(config.model_path).name} ({config.family}), {config.num_threads} threads",
+            *(f"{name:<10} {value:>9}  {more}".rstrip() for name, value, more in rows),
+            f"a token    {size(plan.kv_per_token)} of KV cache",
+            f"at once    {at_once}, limited by {plan.bound}",
+            *config.notes,
+        ]
+    )
 
 
 def plan_dict(config: RuntimeConfig) -> dict[str, object]:

@@ -6,9 +6,12 @@ vocabulary; no text, no wire format.
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from lmdeploy.config import (
     DEFAULT_MIN_P,
@@ -18,7 +21,7 @@ from lmdeploy.config import (
     GenerationConfig,
 )
 from lmdeploy.engine.request import SamplingParams
-from lmdeploy.errors import RequestError
+from lmdeploy.errors import ConfigError, RequestError
 
 GREEDY_BELOW = 1e-5  # lower temperatures are greedy: dividing by them would only amplify rounding
 BIAS_LIMIT = 100.0
@@ -107,3 +110,36 @@ def _logit_bias(
     if sum(x == -math.inf for x in out.values()) >= vocab_size:
         raise RequestError("logit_bias and banned words leave no token to choose from", param="logit_bias")
     return tuple(sorted(out.items()))
+
+
+def model_defaults(model_path: Path, source: str = "auto") -> dict[str, float]:
+    """Sampling fields that generation_config.json sets.
+
+    `source`: "auto" looks beside the model, "lmdeploy" uses no file, anything else is a directory or a file.
+    Raises ConfigError when a file that was asked for is missing, or has unusable values.
+    """
+    if source == "lmdeploy":
+        return {}
+    given = Path(source) if source != "auto" else model_path if model_path.is_dir() else model_path.parent
+    file = given / "generation_config.json" if given.is_dir() else given
+    if source == "auto" and not file.is_file():
+        return {}
+    values = _read_object(file)
+    fields = {name: values[name] for name in _LAST_RESORT if values.get(name) is not None}
+    try:
+        GenerationConfig(**fields)
+    except RequestError as error:
+        raise ConfigError(
+            f"{file}: {error.message}; mend the file or use --generation-config lmdeploy"
+        ) from None
+    return fields
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} must hold a JSON object")
+    return values

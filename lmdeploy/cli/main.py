@@ -1,0 +1,134 @@
+"""The command `lmdeploy`: finds the command, turns errors into one line and an exit code.
+
+Builds the parsers without importing an engine; each command is a file with `add_parser(subparsers)` and
+`run(args)`. Knows which commands and flags other versions had, and what stands in their place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from lmdeploy import __version__
+from lmdeploy.cli import chat, check_env, serve
+from lmdeploy.cli.flags import normalise
+from lmdeploy.errors import ConfigError, LMDeployError
+
+_COMMANDS = {"chat": chat, "serve": serve, "check_env": check_env, "check-env": check_env}
+
+_DIRECT = "models are loaded as they are: `lmdeploy chat MODEL` or `lmdeploy serve api_server MODEL`"
+_CLIENT = "start `lmdeploy serve api_server MODEL` and use any OpenAI client, or `lmdeploy chat MODEL`"
+_REMOVED_COMMANDS = {
+    ("convert",): _DIRECT,
+    ("list",): "`lmdeploy check_env` lists the model families",
+    ("serve", "gradio"): _CLIENT,
+    ("serve", "api_client"): _CLIENT,
+    ("serve", "triton_client"): _CLIENT,
+}
+
+_TEMPLATE = "give the chat template as a JSON file with --chat-template"
+_PYTORCH = "it belongs to the PyTorch engine, which this version does not have"
+_REMOVED_FLAGS = {
+    "--meta-instruction": _TEMPLATE,
+    "--cap": _TEMPLATE,
+    "--tm-params": "each setting has its own flag; see --help",
+    "--quant-path": "the key/value cache needs no file",
+    "--qos-config-path": "limit the load with --max-concurrent-requests",
+    "--disable-vision-encoder": "use --language-model-only",
+    "--enable-metrics": "leave it out",
+    "--adapters": _PYTORCH,
+    "--device": "the engine runs on the CPU; leave it out",
+    "--eager-mode": _PYTORCH,
+    "--logprobs-mode": "log-probabilities are always those of the raw logits; leave it out",
+    "--kernel-block-size": "use --cache-block-seq-len",
+    "--distributed-executor-backend": _PYTORCH,
+    "--cudagraph-capture-batch-sizes": _PYTORCH,
+    "--speculative-algorithm": "leave it out",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, like every other error here."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see `{self.prog} --help`")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands; imports no engine."""
+    parser = _Parser(prog="lmdeploy", description="Run and serve large language models on CPUs.")
+    parser.add_argument("-v", "--version", action="version", version=f"lmdeploy {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in dict.fromkeys(_COMMANDS.values()):
+        module.add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Exit code: the command's, that of an error's class, 130: Ctrl-C, 141: closed pipe."""
+    try:
+        code = _run(normalise(list(sys.argv[1:] if argv is None else argv)))
+        sys.stdout.flush()
+        return code
+    except LMDeployError as error:
+        return _complain(error.message, error.exit_code)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # What is still buffered cannot be written: without this the interpreter reports it once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        return _complain(str(error), 1)
+
+
+def _run(argv: list[str]) -> int:
+    _refuse_removed_command(argv)
+    args, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        raise ConfigError(_unknown_text(unknown, argv))
+    return _COMMANDS[args.command].run(args)
+
+
+def _complain(message: str, code: int) -> int:
+    print("lmdeploy: error: " + " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _refuse_removed_command(argv: list[str]) -> None:
+    words = [w for w in argv[:2] if not w.startswith("-")]
+    for length in (1, 2):
+        instead = _REMOVED_COMMANDS.get(tuple(words[:length]))
+        if instead:
+            raise ConfigError(f"`lmdeploy {' '.join(words[:length])}` does not exist: {instead}")
+    if words[:1] == ["chat"] and words[1:] in (["turbomind"], ["torch"]) and argv[2:] and argv[2][:1] != "-":
+        raise ConfigError(f"`lmdeploy chat {words[1]} MODEL` does not exist: write `lmdeploy chat MODEL`")
+    if words and argv[0] == words[0] and words[0] not in _COMMANDS:
+        commands = ", ".join(sorted(c for c in _COMMANDS if "-" not in c))
+        raise ConfigError(f"unknown command `{words[0]}`; commands: {commands}")
+
+
+def _unknown_text(unknown: list[str], argv: list[str]) -> str:
+    flags = [word.split("=")[0] for word in unknown if word.startswith("-")]
+    if not flags:
+        return f"unexpected argument {unknown[0]!r}; `lmdeploy {argv[0]} --help` shows what there is"
+    flag = flags[0]
+    if flag in _REMOVED_FLAGS:
+        return f"{flag} does not exist: {_REMOVED_FLAGS[flag]}"
+    close = difflib.get_close_matches(flag, _known_flags(argv), n=1)
+    hint = f"did you mean {close[0]}?" if close else f"`lmdeploy {argv[0]} --help` lists the options"
+    return f"unknown option {flag}; {hint}"
+
+
+def _known_flags(argv: list[str]) -> list[str]:
+    """Options of the innermost command named in `argv`."""
+    parser = build_parser()
+    for word in argv:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction) and word in action.choices:
+                parser = action.choices[word]
+    return [name for action in parser._actions for name in action.option_strings]

@@ -1,0 +1,78 @@
+"""Model argument -> path on this machine: a path as it is, a Hugging Face hub id by download.
+
+Knows the hub client only; what the files mean is `files.py`'s business.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from lmdeploy.errors import ConfigError, ModelError
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+
+
+def resolve_model_path(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
+    """An existing path, or the local snapshot of hub id OWNER/NAME (fetched with progress bars if need be).
+
+    revision: branch, tag or commit. download_dir: the hub cache to use. Raises ModelError when there is no
+    such path or model, or when the hub cannot be reached and no complete copy is in the cache.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    if not _HUB_ID.fullmatch(model) or path.suffix == ".gguf":
+        raise ModelError(f"{model}: no such file or directory, and not a hub id of the form OWNER/NAME.")
+    if os.environ.get("LMDEPLOY_USE_MODELSCOPE", "").strip().lower() in ("1", "true", "yes", "on"):
+        raise ConfigError(
+            "LMDEPLOY_USE_MODELSCOPE is set, but downloads from ModelScope are not supported; unset it or give"
+            " a local directory."
+        )
+    return _download(model, revision, download_dir)
+
+
+def _download(model: str, revision: str | None, download_dir: str | None) -> Path:
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return Path(
+            snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=_WANTED)
+        )
+    except GatedRepoError:
+        raise ModelError(
+            f"{model}: access to this model must be requested on its hub page; then set HF_TOKEN."
+        ) from None
+    except RevisionNotFoundError:
+        raise ModelError(f"{model}: the hub has no revision {revision!r} of this model.") from None
+    except RepositoryNotFoundError:
+        raise ModelError(
+            f"{model}: no such path here and no such model on the hub (or it is private: set HF_TOKEN)."
+        ) from None
+    except LocalEntryNotFoundError:
+        offline = "HF_HUB_OFFLINE is set" if _offline() else "the hub cannot be reached"
+        raise ModelError(
+            f"{model}: not in the local cache, and {offline}; give a local directory, or fetch the model"
+            " where there is a network and copy it here."
+        ) from None
+    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(
+            f"{model}: download failed: {reason}; try again or give a local directory."
+        ) from None
+
+
+def _offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)

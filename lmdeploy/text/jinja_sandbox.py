@@ -1,0 +1,173 @@
+"""The environment chat templates run in: sandboxed, with the names models expect, bounded in time and size.
+
+Knows nothing of messages or tokens. Templates come with a model, so they are data of a stranger: no attribute
+of Python's machinery is reachable, loops and macros check a deadline, and no string may outgrow the limit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+TIME_LIMIT = 2.0  # seconds of one rendering
+LENGTH_LIMIT = 32 << 20  # characters of one rendering, and of any text made on the way
+
+_PRIVATE = re.compile(r"\\u(e[0-9a-f]{3}|f[0-8][0-9a-f]{2})")
+_FAILURES = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+
+
+class TemplateFailure(Exception):
+    """A template could not be compiled or rendered; the text says why, in one line."""
+
+
+class _Generation(Extension):
+    """`{% generation %}`: marks the assistant's words for training; here its body is simply rendered."""
+
+    tags = {"generation"}  # noqa: RUF012  (the base class's protocol)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Counts the cost of what a template does."""
+
+    intercepted_binops = frozenset(["+", "*", "**"])
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        self.filters["tojson"] = to_json
+        self.globals["raise_exception"] = _raise
+        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        return _instrumented(super()._parse(source, name, filename))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and (abs(left) > 1 << 20 or abs(right) > 64):
+            raise TemplateFailure("a power in the chat template is too large")
+        if operator == "*":
+            for text, count in ((left, right), (right, left)):
+                if isinstance(text, str | list | tuple) and isinstance(count, int):
+                    _check_length(len(text) * count)
+        result = super().call_binop(context, operator, left, right)
+        if operator == "+" and isinstance(result, str):
+            _check_length(len(result))
+        return result
+
+
+class CompiledTemplate:
+    """One template, compiled once; `render` may be called from several threads."""
+
+    def __init__(self, source: str) -> None:
+        try:
+            self._template = _Environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateFailure(f"line {error.lineno}: {error.message}") from None
+        except (RecursionError, TypeError) as error:
+            raise TemplateFailure(f"cannot be compiled: {error}") from None
+
+    def render(self, variables: Mapping[str, Any], time_limit: float = TIME_LIMIT) -> str:
+        """The text; TemplateFailure with the template's own words when it raises one or goes wrong."""
+        tick = _deadline(time_limit)
+        pieces, length = [], 0
+        try:
+            for piece in self._template.generate(variables, __tick=tick, __join=_join):
+                tick()
+                length += len(piece)
+                _check_length(length)
+                pieces.append(piece)
+        except _FAILURES as error:
+            raise TemplateFailure(_one_line(error)) from None
+        return "".join(pieces)
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON without HTML escapes, as the models' templates expect of `tojson`."""
+    text = json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    return _restore_private(text) if ensure_ascii else text
+
+
+def _restore_private(text: str) -> str:
+    """Characters of private use stay as they are: marks for user text must survive the template."""
+    return _PRIVATE.sub(lambda match: chr(int(match[1], 16)), text)
+
+
+def _raise(message: object) -> None:
+    raise jinja2.TemplateError(str(message))
+
+
+def _deadline(seconds: float) -> Callable[[], None]:
+    end = time.monotonic() + seconds
+
+    def tick() -> None:
+        if time.monotonic() > end:
+            raise TemplateFailure(f"the chat template ran longer than {seconds:g} seconds")
+
+    return tick
+
+
+def _check_length(length: int) -> None:
+    if length > LENGTH_LIMIT:
+        raise TemplateFailure(f"the chat template made a text of more than {LENGTH_LIMIT} characters")
+
+
+def _join(*parts: object) -> str:
+    text = "".join(map(str, parts))
+    _check_length(len(text))
+    return text
+
+
+def _instrumented(template: nodes.Template) -> nodes.Template:
+    """Each turn of a loop and each call of a macro checks the deadline; `~` checks the length."""
+    blocks: list[Any] = list(template.find_all((nodes.For, nodes.Macro)))
+    for block in blocks:
+        block.body.insert(0, nodes.ExprStmt(_call("__tick", [], block.lineno), lineno=block.lineno))
+    for parent in list(template.find_all(nodes.Node)):
+        for field, value in parent.iter_fields():
+            if isinstance(value, nodes.Concat):
+                setattr(parent, field, _call("__join", value.nodes, value.lineno))
+            elif isinstance(value, list):
+                value[:] = [
+                    _call("__join", v.nodes, v.lineno) if isinstance(v, nodes.Concat) else v for v in value
+                ]
+    assert template.environment is not None
+    template.set_environment(template.environment)
+    return template
+
+
+def _call(name: str, arguments: list[Any], line: int) -> nodes.Call:
+    return nodes.Call(nodes.Name(name, "load", lineno=line), arguments, [], None, None, lineno=line)
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "the chat template calls itself without end"
+    return " ".join(str(error).split()) or type(error).__name__

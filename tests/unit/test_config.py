@@ -1,0 +1,217 @@
+"""The public configs: what they accept, what they refuse and in which words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmdeploy import ChatTemplateConfig, GenerationConfig, TurbomindEngineConfig
+from lmdeploy.config import is_fixed
+from lmdeploy.errors import ConfigError, RequestError
+
+# What users of the original project know (its documented defaults), where this project keeps them.
+KNOWN_ENGINE_DEFAULTS = {
+    "dtype": "auto",
+    "model_format": None,
+    "tp": 1,
+    "session_len": None,
+    "max_batch_size": None,
+    "cache_max_entry_count": 0.8,
+    "cache_block_seq_len": 64,
+    "quant_policy": 0,
+    "rope_scaling_factor": 0.0,
+    "use_logn_attn": False,
+    "download_dir": None,
+    "revision": None,
+}
+KNOWN_GENERATION_DEFAULTS = {
+    "n": 1,
+    "max_new_tokens": 512,
+    "repetition_penalty": 1.0,
+    "ignore_eos": False,
+    "random_seed": None,
+    "stop_words": None,
+    "bad_words": None,
+    "min_new_tokens": None,
+    "skip_special_tokens": True,
+    "logprobs": None,
+}
+CLASSES = (TurbomindEngineConfig, GenerationConfig, ChatTemplateConfig)
+FIXED = [(cls, f) for cls in CLASSES for f in dataclasses.fields(cls) if is_fixed(f)]
+
+
+def test_known_defaults() -> None:
+    engine, generation = TurbomindEngineConfig(), GenerationConfig()
+    assert {k: getattr(engine, k) for k in KNOWN_ENGINE_DEFAULTS} == KNOWN_ENGINE_DEFAULTS
+    assert {k: getattr(generation, k) for k in KNOWN_GENERATION_DEFAULTS} == KNOWN_GENERATION_DEFAULTS
+    assert engine.enable_prefix_caching is True
+    assert generation.do_sample is None
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_field_has_help_and_a_default_that_passes(cls: type[Any]) -> None:
+    assert all(f.metadata["help"] for f in dataclasses.fields(cls))
+    cls()
+
+
+@pytest.mark.parametrize(("cls", "field"), FIXED, ids=[f.name for _, f in FIXED])
+def test_fixed_field_accepts_its_neutral_values_and_names_what_it_refuses(cls: type[Any], field: Any) -> None:
+    for value in field.metadata["neutral"]:
+        cls(**{field.name: value})
+    with pytest.raises((ConfigError, RequestError)) as caught:
+        cls(**{field.name: "something else"})
+    message = caught.value.message
+    assert field.name in message
+    assert "something else" in message
+    assert field.metadata["reason"] in message
+    assert caught.value.param == field.name
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"session_len": 0},
+        {"session_len": 1.5},
+        {"session_len": True},
+        {"max_batch_size": 0},
+        {"cache_max_entry_count": 0},
+        {"cache_max_entry_count": 1},
+        {"cache_max_entry_count": "0.5"},
+        {"cache_block_seq_len": 60},
+        {"cache_block_seq_len": None},
+        {"enable_prefix_caching": 1},
+        {"num_threads": 0},
+        {"dtype": "float16"},
+        {"model_format": "exl2"},
+        {"quant_policy": 8},
+        {"tp": 2},
+        {"tp": True},
+        {"revision": 3},
+    ],
+)
+def test_engine_config_refuses(wrong: dict[str, Any]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(ConfigError, match=name) as caught:
+        TurbomindEngineConfig(**wrong)
+    assert repr(value) in caught.value.message
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_new_tokens": 0},
+        {"temperature": -0.1},
+        {"temperature": 2.1},
+        {"temperature": "hot"},
+        {"temperature": math.nan},
+        {"temperature": True},
+        {"top_p": 1.1},
+        {"top_k": -1},
+        {"top_k": 1.5},
+        {"min_p": math.inf},
+        {"repetition_penalty": 0},
+        {"presence_penalty": 2.5},
+        {"frequency_penalty": -2.5},
+        {"random_seed": 2**64},
+        {"logprobs": -1},
+        {"stop_words": "word"},
+        {"stop_words": [""]},
+        {"bad_words": [3]},
+        {"stop_token_ids": [-1]},
+        {"stop_token_ids": 5},
+        {"bad_token_ids": [1.5]},
+        {"logit_bias": {"5": 1.0}},
+        {"logit_bias": {5: math.nan}},
+        {"logit_bias": {5: math.inf}},
+        {"ignore_eos": "no"},
+        {"n": 2},
+        {"output_logits": "all"},
+        {"response_format": {"type": "json_object"}},
+        {"min_new_tokens": 600},
+    ],
+)
+def test_generation_config_refuses(wrong: dict[str, Any]) -> None:
+    ((name, _),) = wrong.items()
+    with pytest.raises(RequestError, match=name) as caught:
+        GenerationConfig(**wrong)
+    assert caught.value.param == name
+    assert caught.value.status == 400
+
+
+def test_generation_config_accepts_the_edges() -> None:
+    GenerationConfig(temperature=0, top_p=0, top_k=0, min_p=1, random_seed=-(2**63), logprobs=0)
+    GenerationConfig(temperature=2, top_p=1, random_seed=2**64 - 1, max_new_tokens=None, min_new_tokens=9999)
+    GenerationConfig(stop_words=["a whole sentence. "], logit_bias={7: -math.inf}, stop_token_ids=(1, 2))
+    GenerationConfig(response_format={"type": "text"})
+
+
+@pytest.mark.parametrize(
+    ("given", "samples"),
+    [
+        ({}, False),
+        ({"temperature": 0.7}, True),
+        ({"top_p": 0.9}, True),
+        ({"top_k": 5}, True),
+        ({"min_p": 0.1}, True),
+        ({"random_seed": 3, "repetition_penalty": 1.2}, False),
+        ({"do_sample": False, "temperature": 0.7}, False),
+        ({"do_sample": True}, True),
+    ],
+)
+def test_sampling_begins_when_the_caller_asks_for_it(given: dict[str, Any], samples: bool) -> None:
+    assert GenerationConfig(**given).samples is samples
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    with pytest.raises(RequestError) as caught:
+        GenerationConfig(stop_words="x" * 100_000)
+    assert len(caught.value.message) < 400
+
+
+def test_configs_cannot_be_changed_later() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TurbomindEngineConfig().session_len = 5  # type: ignore[misc]
+
+
+def test_chat_template_goes_through_json(tmp_path: Path) -> None:
+    config = ChatTemplateConfig(model_name="own", system="<s>", user="«u»", eoh="\n", stop_words=["</s>"])
+    path = tmp_path / "template.json"
+    text = config.to_json(path)
+    assert json.loads(text) == {
+        "model_name": "own",
+        "system": "<s>",
+        "user": "«u»",
+        "eoh": "\n",
+        "stop_words": ["</s>"],
+    }
+    assert ChatTemplateConfig.from_json(path) == config
+    assert ChatTemplateConfig.from_json(text) == config
+    assert [p.name for p in tmp_path.iterdir()] == ["template.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"user": ', "is not JSON"),
+        ('{"usr": "x"}', "unknown fields: usr"),
+        ('{"user": 3}', "user=3"),
+        ('{"capability": "poetry"}', "one of completion"),
+        ("no-such-file.json", "cannot be read"),
+    ],
+)
+def test_chat_template_refuses(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ChatTemplateConfig.from_json(text)
+
+
+def test_chat_template_file_that_holds_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "list.json"
+    path.write_text("[1]")
+    with pytest.raises(ConfigError, match="must be a JSON object"):
+        ChatTemplateConfig.from_json(path)
