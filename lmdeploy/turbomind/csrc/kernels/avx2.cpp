@@ -1,4 +1,25 @@
+// Kernels for AVX2 with FMA and F16C.
+#include <immintrin.h>
+
 #include "kernels/table.h"
+
 namespace lmdeploy {
-const KernelTable& avx2_table() { return portable_table(); }
+namespace avx2 {
+
+#include "kernels/vec_avx2.h"
+#define ISA_PAIRS 4
+#include "kernels/small.inl"
+//
+#include "kernels/attention.inl"
+#include "kernels/matmul_avx2.inl"
+
+static const KernelTable table = {
+    "avx2",        matmul,   matmul_scratch_bytes, prepare,  gather_row, rms_norm, rope, silu_mul,
+    gelu_tanh_mul, gelu_mul, add_scaled,           store_kv, attend,     merge,    max,  sum_exp,
+    collect};
+
+}  // namespace avx2
+
+const KernelTable& avx2_table() { return avx2::table; }
+
 }  // namespace lmdeploy

@@ -1,0 +1,196 @@
+// Matrix products with VPMADDWD: one weight tile against up to four rows at a time.
+//
+// The two int8 planes of a block are first joined to int16, 128 * hi + lo, which one VPMADDWD multiplies exactly and
+// sums into int32 without any overflow: as many instructions as VPMADDUBSW on each plane would take, but a third of
+// the sums to keep. A 16-bit lane of a weight line holds inputs k and k + 1; masks and shifts leave one of them, so
+// the pairs that meet in a product are (0, 2), (1, 3), (4, 6) and (5, 7).
+
+// A block's activations, in the caller's scratch. Entry i stands for inputs 4 * (i / m) + {0..3} of row i % m.
+struct Block {
+  int m;                // rows
+  const int32_t* even;  // inputs 0 and 2 as int16
+  const int32_t* odd;   // inputs 1 and 3
+  const float* values;  // [k][m], for bf16 weights
+};
+
+static void join_planes(const Activations& a, int row, int m, int32_t* even, int32_t* odd) {
+  const int count = a.k_padded / 4 * m;
+  const int8_t* hi = a.hi + static_cast<size_t>(row) * a.k_padded;
+  const int8_t* lo = a.lo + static_cast<size_t>(row) * a.k_padded;
+  for (int i = 0; i < count; i += 8) {
+    const __m256i h = _mm256_loadu_si256((const __m256i*)(hi + 4 * i));
+    const __m256i l = _mm256_loadu_si256((const __m256i*)(lo + 4 * i));
+    const __m256i h0 = _mm256_srai_epi16(_mm256_slli_epi16(h, 8), 8), h1 = _mm256_srai_epi16(h, 8);
+    const __m256i l0 = _mm256_srai_epi16(_mm256_slli_epi16(l, 8), 8), l1 = _mm256_srai_epi16(l, 8);
+    _mm256_store_si256((__m256i*)(even + i), _mm256_add_epi16(_mm256_slli_epi16(h0, 7), l0));
+    _mm256_store_si256((__m256i*)(odd + i), _mm256_add_epi16(_mm256_slli_epi16(h1, 7), l1));
+  }
+}
+
+static void widen_planes(const Activations& a, int row, int m, int k_padded, float* values) {
+  const uint16_t* hi = a.bf_hi + static_cast<size_t>(row) * a.k_padded;
+  const uint16_t* lo = a.bf_lo + static_cast<size_t>(row) * a.k_padded;
+  for (int k = 0; k < k_padded; k += 2)
+    for (int r = 0; r < m; ++r)
+      for (int j = 0; j < 2; ++j) {
+        const int at = k * m + r * 2 + j;
+        values[(k + j) * m + r] = float_of(uint32_t{hi[at]} << 16) + float_of(uint32_t{lo[at]} << 16);
+      }
+}
+
+template <int KIND>
+INLINE Vec group_offset(const Matrix& w, size_t entry, Vec scale) {
+  if (KIND == kW4Min) return load_half(w.mins + entry);
+  if (KIND == kInt8) return mul(splat(-128.0f), scale);
+  const __m128i bytes = _mm_loadu_si128((const __m128i*)(w.zeros + entry));
+  const Vec zeros = {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
+                     _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+  return sub(zero(), mul(zeros, scale));
+}
+
+// sums += products of one pair of inputs, for both halves of the tile and M rows.
+template <int M>
+INLINE void dot_pair(IntVec* sums, IntVec weights, const int32_t* activations) {
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m) {
+    const __m256i factor = _mm256_set1_epi32(activations[m]);
+    sums[m].a = _mm256_add_epi32(sums[m].a, _mm256_madd_epi16(weights.a, factor));
+    sums[m].b = _mm256_add_epi32(sums[m].b, _mm256_madd_epi16(weights.b, factor));
+  }
+}
+
+INLINE IntVec masked(IntVec v, int shift, __m256i mask) {
+  return {_mm256_and_si256(_mm256_srli_epi16(v.a, shift), mask), _mm256_and_si256(_mm256_srli_epi16(v.b, shift), mask)};
+}
+
+constexpr int kAhead = 2048;  // bytes of prefetch distance where products, not memory, set the pace
+
+// Rows [first, first + M) of the block that starts at `row`.
+template <int KIND, int M>
+static void grouped_tile(const Matrix& w, const Activations& a, const Block& block, int row, int first, int tile,
+                         float* out, ptrdiff_t ld_out) {
+  constexpr int kPerLine = KIND == kInt8 ? 4 : 8;
+  const __m256i mask = _mm256_set1_epi16(KIND == kInt8 ? 255 : 15);
+  const int lines = w.group / kPerLine, m_all = block.m;
+  const uint8_t* line = w.lines + static_cast<size_t>(tile) * (w.k_padded / kPerLine) * 64;
+  const int32_t *even = block.even + first, *odd = block.odd + first;
+  const float* scale = a.scale + static_cast<size_t>(row + first) * a.groups;
+  const float* sum = a.sum + static_cast<size_t>(row + first) * a.groups;
+  Vec result[M];
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m) result[m] = zero();
+  for (int g = 0; g < w.groups; ++g) {
+    IntVec sums[M];
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) sums[m] = zero_ints();
+    for (int i = 0; i < lines; ++i) {
+      if (M > 1) __builtin_prefetch(line + kAhead, 0, 3);
+      const IntVec v = {_mm256_load_si256((const __m256i*)line), _mm256_load_si256((const __m256i*)line + 1)};
+      dot_pair<M>(sums, masked(v, 0, mask), even);
+      dot_pair<M>(sums, masked(v, 8, mask), odd);
+      if (KIND != kInt8) {
+        dot_pair<M>(sums, masked(v, 4, mask), even + m_all);
+        dot_pair<M>(sums, masked(v, 12, mask), odd + m_all);
+      }
+      line += 64;
+      even += kPerLine / 4 * m_all;
+      odd += kPerLine / 4 * m_all;
+    }
+    const size_t entry = (static_cast<size_t>(tile) * w.groups + g) * kTile;
+    const Vec factor = load_half(w.scales + entry);
+    const Vec offset = group_offset<KIND>(w, entry, factor);
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      const size_t at = static_cast<size_t>(m) * a.groups + g;
+      const Vec whole = {_mm256_cvtepi32_ps(sums[m].a), _mm256_cvtepi32_ps(sums[m].b)};
+      result[m] = fma(mul(whole, splat(scale[at])), factor, result[m]);
+      result[m] = fma(offset, splat(sum[at]), result[m]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m) store(out + m * ld_out, result[m]);
+}
+
+template <int M>
+static void bf16_tile(const Matrix& w, const Block& block, int first, int tile, float* out, ptrdiff_t ld_out) {
+  const int lines = w.k_padded / 2;
+  const uint8_t* line = w.lines + static_cast<size_t>(tile) * lines * 64;
+  const float* values = block.values + first;
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+  Vec result[M];
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m) result[m] = zero();
+  for (int i = 0; i < lines; ++i) {
+    const __m256i a = _mm256_load_si256((const __m256i*)line), b = _mm256_load_si256((const __m256i*)line + 1);
+    const Vec w0 = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+    const Vec w1 = {_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper))};
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) result[m] = fma(w0, splat(values[m]), result[m]);
+    values += block.m;
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) result[m] = fma(w1, splat(values[m]), result[m]);
+    values += block.m;
+    line += 64;
+  }
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m) store(out + m * ld_out, result[m]);
+}
+
+template <int M>
+static void some_rows(const Matrix& w, const Activations& a, const Block& block, int row, int first, int tile,
+                      float* out, ptrdiff_t ld_out) {
+  switch (w.kind) {
+    case kW4Zero:
+      return grouped_tile<kW4Zero, M>(w, a, block, row, first, tile, out, ld_out);
+    case kW4Min:
+      return grouped_tile<kW4Min, M>(w, a, block, row, first, tile, out, ld_out);
+    case kInt8:
+      return grouped_tile<kInt8, M>(w, a, block, row, first, tile, out, ld_out);
+    case kBf16:
+      return bf16_tile<M>(w, block, first, tile, out, ld_out);
+  }
+}
+
+constexpr int kRowsAtOnce = 4;
+
+static void block_tile(const Matrix& w, const Activations& a, const Block& block, int row, int tile, float* out,
+                       ptrdiff_t ld_out) {
+  using Kernel = void (*)(const Matrix&, const Activations&, const Block&, int, int, int, float*, ptrdiff_t);
+  static constexpr Kernel kernels[kRowsAtOnce] = {some_rows<1>, some_rows<2>, some_rows<3>, some_rows<4>};
+  for (int first = 0; first < block.m; first += kRowsAtOnce) {
+    const int rows = block.m - first < kRowsAtOnce ? block.m - first : kRowsAtOnce;
+    kernels[rows - 1](w, a, block, row, first, tile, out + first * ld_out, ld_out);
+  }
+}
+
+static Block make_block(const Matrix& w, const Activations& a, int row, void* scratch) {
+  const int m = a.rows - row < kRowBlock ? a.rows - row : kRowBlock;
+  if (w.kind == kBf16) {
+    widen_planes(a, row, m, w.k_padded, static_cast<float*>(scratch));
+    return {m, nullptr, nullptr, static_cast<const float*>(scratch)};
+  }
+  int32_t* even = static_cast<int32_t*>(scratch);
+  int32_t* odd = even + a.k_padded / 4 * m;
+  join_planes(a, row, m, even, odd);
+  return {m, even, odd, nullptr};
+}
+
+constexpr size_t kResident = size_t{256} << 10;  // bytes of tiles that stay in L2 while row blocks pass by
+
+static void matmul(const Matrix& w, const Activations& a, int tile_begin, int tile_end, float* out, ptrdiff_t ld_out,
+                   void* scratch) {
+  const size_t tile_bytes = static_cast<size_t>(w.k_padded) * (w.kind == kBf16 ? 32 : w.kind == kInt8 ? 16 : 8);
+  int at_once = tile_bytes < kResident ? static_cast<int>(kResident / tile_bytes) : 1;
+  if (a.rows <= kRowBlock) at_once = tile_end - tile_begin;
+  for (int begin = tile_begin; begin < tile_end; begin += at_once) {
+    const int end = begin + at_once < tile_end ? begin + at_once : tile_end;
+    for (int row = 0; row < a.rows; row += kRowBlock) {
+      const Block block = make_block(w, a, row, scratch);
+      for (int tile = begin; tile < end; ++tile)
+        block_tile(w, a, block, row, tile, out + row * ld_out + static_cast<ptrdiff_t>(tile - tile_begin) * kTile,
+                   ld_out);
+    }
+  }
+}
+
+static size_t matmul_scratch_bytes(int k_padded) { return static_cast<size_t>(k_padded) * kRowBlock * sizeof(float); }
