@@ -1,4 +1,4 @@
-"""A vocabulary of single bytes and four control tokens: every text has exactly known ids, tests need no model."""
+"""A vocabulary of bytes and a few control tokens: the ids of every text are known, tests need no model."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def make_frontend(
 
 
 def make_engine(script: str | bytes = b"", *, num_blocks: int = 128, **executor: Any) -> Engine:
-    """An engine on the fake executor whose answers begin with `script` (and <|im_end|> when it ends in "$")."""
+    """An engine on the fake executor; answers begin with `script`, where a last "$" means <|im_end|>."""
     text = script.encode() if isinstance(script, str) else script
     ids = list(text.removesuffix(b"$"))
     tokenizer = make_tokenizer()
