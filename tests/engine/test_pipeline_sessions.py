@@ -98,6 +98,7 @@ def test_one_answer_at_a_time() -> None:
     next(first)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="still answering"):
         pipe.chat("b", session)
+    assert session.history == []
     assert len(list(first)) > 1  # type: ignore[arg-type]
 
 
