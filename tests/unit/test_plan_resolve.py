@@ -41,6 +41,11 @@ def machine(**changes: Any) -> Machine:
     return dataclasses.replace(plain, **changes)
 
 
+@pytest.fixture(autouse=True)
+def _no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmdeploy.runtime.resolve.kernel_sets", lambda: ("portable", "avx2"))
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("tiny")
@@ -62,10 +67,11 @@ def memory_for(model: str, blocks: int, **fields: Any) -> Machine:
 
 def test_everything_is_concrete_and_travels_to_another_process(model: str) -> None:
     config = resolved(model)
-    assert (config.session_len, config.max_batch_size, config.num_threads) == (MODEL_LEN, 32, 2)
+    assert (config.session_len, config.max_batch_size, config.limits.num_threads) == (MODEL_LEN, 32, 2)
     assert config.plan.kv_per_token == 2 * LAYERS * KV_HEADS * HEAD_DIM * 2
     assert config.plan.num_blocks == 32 * MODEL_LEN // 64
     assert config.plan.bound == "max_batch_size"
+    assert config.kernels == "avx2"
     assert config.notes == (f"session_len is {MODEL_LEN}, the model's own",)
     assert pickle.loads(pickle.dumps(config)) == config
 
@@ -135,12 +141,12 @@ def test_rope_scaling_may_go_beyond_the_models_own_length(
 def test_threads_come_from_config_then_environment_then_machine(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert resolved(model, machine(cores=3)).num_threads == 3
+    assert resolved(model, machine(cores=3)).limits.num_threads == 3
     monkeypatch.setenv("LMDEPLOY_NUM_THREADS", "5")
     config = resolved(model, machine(cores=3))
-    assert config.num_threads == 5
+    assert config.limits.num_threads == 5
     assert "5 threads share 4 CPUs: fewer would be faster" in config.notes
-    assert resolved(model, num_threads=1).num_threads == 1
+    assert resolved(model, num_threads=1).limits.num_threads == 1
     monkeypatch.setenv("LMDEPLOY_NUM_THREADS", "many")
     with pytest.raises(ConfigError, match="LMDEPLOY_NUM_THREADS=many"):
         resolved(model)
@@ -150,6 +156,11 @@ def test_unknown_kernel_set_is_refused(model: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("LMDEPLOY_KERNELS", "mmx")
     with pytest.raises(ConfigError, match="LMDEPLOY_KERNELS=mmx: must be one of portable"):
         resolved(model)
+    monkeypatch.setenv("LMDEPLOY_KERNELS", "avx512")
+    with pytest.raises(ConfigError, match="LMDEPLOY_KERNELS=avx512: this CPU runs portable, avx2 only"):
+        resolved(model)
+    monkeypatch.setenv("LMDEPLOY_KERNELS", "portable")
+    assert resolved(model).kernels == "portable"
 
 
 def test_wrong_paths_and_formats(model: str, tmp_path: Path) -> None:
