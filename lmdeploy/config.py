@@ -138,7 +138,7 @@ class TurbomindEngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """How to generate. `temperature`, `top_p`, `top_k`, `min_p` are None while the caller has not set them.
+    """How to generate. Sampling fields are None while the caller has not set them.
 
     Raises RequestError with `param` = name of the field. What needs a tokenizer or the engine's limits (ids
     inside the vocabulary, banned words) is checked when a request is built.
@@ -167,9 +167,9 @@ class GenerationConfig:
         low=0.0,
         high=1.0,
     )
-    repetition_penalty: float = _field(
-        1.0,
-        "divides the logits of tokens seen in prompt or answer",
+    repetition_penalty: float | None = _field(
+        None,
+        "divides the logits of tokens seen in prompt or answer; 1: off, the default unless the model sets it",
         kind=float,
         low=0.0,
         open_low=True,

@@ -120,7 +120,7 @@ def _load(args: argparse.Namespace, engine: TurbomindEngineConfig) -> tuple[Pipe
     when something is wrong, the reason alone: for it the plan comes when the first answer can begin.
     """
     from lmdeploy.logging import set_up
-    from lmdeploy.pipeline.api import load
+    from lmdeploy.pipeline import load
     from lmdeploy.runtime.resolve import plan_table, resolve
 
     set_up(args.log_level)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmdeploy import __version__
+from lmdeploy import __version__, env
 from lmdeploy.cli import cuda_report
 
 _PACKAGES = (
@@ -128,7 +128,7 @@ def native_engine() -> dict[str, Any]:
         sets = list(turbomind.kernel_sets())
     except ImportError as error:
         return {"available": False, "reason": f"its extension module does not load: {error}"}
-    return {"available": True, "kernel_sets": sets, "kernels": turbomind.chosen_kernels()}
+    return {"available": True, "kernel_sets": sets, "kernels": env.KERNELS.text() or sets[-1]}
 
 
 def render(facts: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from lmdeploy.config import is_fixed
 
 Config = TypeVar("Config")
+Flags = argparse.ArgumentParser | argparse._ArgumentGroup
 
 _TYPES = {int: "N", float: "X", str: "TEXT"}
 
@@ -34,7 +35,7 @@ def flag_name(field_name: str) -> str:
     return "--" + field_name.rstrip("_").replace("_", "-")
 
 
-def add_flags(parser: argparse.ArgumentParser, cls: type[Any], only: Collection[str] | None = None) -> None:
+def add_flags(parser: Flags, cls: type[Any], only: Collection[str] | None = None) -> None:
     """One flag for each field of `cls` that has an effect (of those in `only`, when given).
 
     Fields with a neutral value alone are accepted as hidden flags, so that a command written for a GPU gets

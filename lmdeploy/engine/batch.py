@@ -124,7 +124,7 @@ class Packer:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._last_records: list[bytes] = []
+        self._last_records: list[bytes] | None = None
         self._columns: dict[str, Any] = {}
 
     def pack(self, rows: list[Row]) -> Batch:

@@ -28,8 +28,8 @@ def resolve_model_path(model: str, revision: str | None = None, download_dir: st
         raise ModelError(f"{model}: no such file or directory, and not a hub id of the form OWNER/NAME.")
     if os.environ.get("LMDEPLOY_USE_MODELSCOPE", "").strip().lower() in ("1", "true", "yes", "on"):
         raise ConfigError(
-            "LMDEPLOY_USE_MODELSCOPE is set, but downloads from ModelScope are not supported; unset it or give"
-            " a local directory."
+            "LMDEPLOY_USE_MODELSCOPE is set, but downloads from ModelScope are not supported; unset it or"
+            " give a local directory."
         )
     return _download(model, revision, download_dir)
 

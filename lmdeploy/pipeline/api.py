@@ -1,4 +1,4 @@
-"""`pipeline()` and `Pipeline`.
+"""`Pipeline`: prompts in, responses out.
 
 Owns the forms a prompt may take, the order of results and what becomes of a prompt that fails. Knows neither
 tokens (`runtime.generate`) nor how the engine is driven (`runtime.local`).
@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
-from lmdeploy.config import ChatTemplateConfig, GenerationConfig, TurbomindEngineConfig
+from lmdeploy.config import GenerationConfig
 from lmdeploy.engine.loop import Engine
 from lmdeploy.engine.request import Request, TokenLogprobs
 from lmdeploy.engine.stats import StepStats
-from lmdeploy.errors import ConfigError, EngineError, RequestError, UserError
-from lmdeploy.logging import get_logger, set_up
+from lmdeploy.errors import EngineError, RequestError, UserError
 from lmdeploy.messages import Response
 from lmdeploy.pipeline.answers import Answer, follow
 from lmdeploy.pipeline.progress import Progress
 from lmdeploy.pipeline.session import Prompt, Session, as_messages
-from lmdeploy.runtime.build import build_engine
-from lmdeploy.runtime.generate import Choice, Frontend, load_frontend
+from lmdeploy.runtime.generate import Choice, Frontend
 from lmdeploy.runtime.local import LocalClient
-from lmdeploy.runtime.resolve import RuntimeConfig, plan_table, resolve
 
 GenConfigs = GenerationConfig | Sequence[GenerationConfig] | None
 
@@ -139,15 +135,16 @@ class Pipeline:
 
     def _turn(self, prompt: Prompt, session: Session, answers: list[Answer]) -> Iterator[Response]:
         stream = self._stream(answers, [session], pieces=True)
-        finished = False
+        said = Response()
         try:
             for piece in stream:
-                finished = finished or piece.finish_reason not in (None, "error")
+                said.extend(piece)
                 yield piece
         finally:
             stream.close()
-            if finished or (session.response is not None and session.response.text):
-                session.history.append((prompt, session.response.text if session.response else ""))
+            ended = said.finish_reason in ("stop", "length")
+            if ended or (said.text and said.finish_reason != "error"):
+                session.history.append((prompt, said.text))
 
     def get_ppl(self, input_ids: Sequence[int] | Sequence[Sequence[int]]) -> float | list[float]:
         """Mean negative log-likelihood (natural, not exponentiated) of an id sequence, or of each of several.
@@ -295,54 +292,3 @@ def _one_per_prompt(gen_config: GenConfigs, count: int) -> list[GenerationConfig
             param="gen_config",
         )
     return configs
-
-
-def pipeline(
-    model_path: str,
-    backend_config: TurbomindEngineConfig | None = None,
-    chat_template_config: ChatTemplateConfig | str | Path | None = None,
-    log_level: str = "WARNING",
-    max_log_len: int | None = None,
-    trust_remote_code: bool = False,
-    speculative_config: None = None,
-    allowed_media_domains: None = None,
-    **unknown: Any,
-) -> Pipeline:
-    """Load a model (directory, GGUF file or hub id) into this process.
-
-    The memory plan is logged at INFO. `trust_remote_code` may be given and changes nothing: code from a model
-    is never run. Raises ConfigError, ModelError and CapacityError, each one line.
-    """
-    set_up(log_level)
-    _refuse(unknown, speculative_config, allowed_media_domains)
-    if backend_config is not None and not isinstance(backend_config, TurbomindEngineConfig):
-        kind = type(backend_config).__name__
-        raise ConfigError(
-            f"backend_config must be a TurbomindEngineConfig, not {kind}", param="backend_config"
-        )
-    config = resolve(model_path, backend_config)
-    get_logger().info("%s", plan_table(config))
-    return load(config, chat_template_config)
-
-
-def load(config: RuntimeConfig, chat_template: ChatTemplateConfig | str | Path | None = None) -> Pipeline:
-    """The second half of `pipeline()`: read tokenizer and weights of what was resolved."""
-    frontend = load_frontend(
-        Path(config.model_path),
-        session_len=config.session_len,
-        vocab_size=config.vocab_size,
-        chat_template=chat_template,
-    )
-    return Pipeline(build_engine(config), frontend)
-
-
-def _refuse(unknown: Mapping[str, Any], speculative: object, domains: object) -> None:
-    if unknown:
-        names = ", ".join(sorted(unknown))
-        raise ConfigError(f"pipeline() has no argument {names}; engine options go into TurbomindEngineConfig")
-    if speculative is not None:
-        raise ConfigError(
-            "speculative_config: speculative decoding is not supported", param="speculative_config"
-        )
-    if domains is not None:
-        raise ConfigError("allowed_media_domains: images are not supported", param="allowed_media_domains")

@@ -19,6 +19,7 @@ from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.models.spec import ModelSpec
 from lmdeploy.runtime.machine import Machine, read_machine
 from lmdeploy.runtime.memory_plan import MemoryPlan, Needs, Wishes, plan_memory, size
+from lmdeploy.turbomind import kernel_sets
 from lmdeploy.turbomind.plan import Limits, native_plan
 
 _SCALED_ROPE = ("linear", "dynamic", "yarn", "longrope")
@@ -34,10 +35,9 @@ class RuntimeConfig:
     family: str
     vocab_size: int
     model_len: int  # the model's own longest sequence
-    max_batch_size: int
     max_prefill_token_num: int
-    num_threads: int
-    kernels: str | None  # None: the best set this CPU runs
+    limits: Limits
+    kernels: str
     enable_prefix_caching: bool
     plan: MemoryPlan
     notes: tuple[str, ...]  # what was decided for the user, one line each
@@ -46,6 +46,11 @@ class RuntimeConfig:
     def session_len(self) -> int:
         """Longest sequence in tokens, prompt and answer together."""
         return self.plan.session_len
+
+    @property
+    def max_batch_size(self) -> int:
+        """Most sequences computed at the same time."""
+        return self.limits.max_rows
 
 
 def resolve(
@@ -75,7 +80,7 @@ def _resolve(
         block_size=config.cache_block_seq_len,
         num_threads=config.num_threads or env.NUM_THREADS.number() or machine.cores,
     )
-    plan = _plan(checkpoint, config, limits, machine)
+    plan, limits = _plan(checkpoint, config, limits, machine)
     return RuntimeConfig(
         model=model,
         model_path=str(path),
@@ -83,10 +88,9 @@ def _resolve(
         family=spec.family,
         vocab_size=spec.vocab_size,
         model_len=spec.max_position,
-        max_batch_size=max_batch_size,
         max_prefill_token_num=config.max_prefill_token_num,
-        num_threads=limits.num_threads,
-        kernels=env.KERNELS.text(),
+        limits=limits,
+        kernels=_kernels(),
         enable_prefix_caching=config.enable_prefix_caching,
         plan=plan,
         notes=_notes(config, plan, spec, limits.num_threads, machine),
@@ -95,17 +99,25 @@ def _resolve(
 
 def _plan(
     checkpoint: Checkpoint, config: TurbomindEngineConfig, limits: Limits, machine: Machine
-) -> MemoryPlan:
+) -> tuple[MemoryPlan, Limits]:
     model_len = checkpoint.spec.max_position
     wishes = Wishes(config.session_len, model_len, limits.max_rows, config.cache_max_entry_count)
     free, bound = machine.memory_free, machine.memory_bound
     plan = plan_memory(_needs(checkpoint, limits), wishes, free, bound)
     if plan.session_len == limits.max_context:
-        return plan
+        return plan, limits
     # The length was found with the workspace of the longest context; the shorter one needs less.
     limits = dataclasses.replace(limits, max_context=plan.session_len)
     wishes = dataclasses.replace(wishes, session_len=plan.session_len)
-    return plan_memory(_needs(checkpoint, limits), wishes, free, bound)
+    return plan_memory(_needs(checkpoint, limits), wishes, free, bound), limits
+
+
+def _kernels() -> str:
+    """The kernel set that the extension takes: the one named in the environment, else the best."""
+    sets, name = kernel_sets(), env.KERNELS.text()
+    if name is not None and name not in sets:
+        raise ConfigError(f"{env.KERNELS.name}={name}: this CPU runs {', '.join(sets)} only")
+    return name or sets[-1]
 
 
 def longest_allowed(spec: ModelSpec) -> int:
@@ -170,10 +182,11 @@ def plan_table(config: RuntimeConfig) -> str:
     ]
     return "\n".join(
         [
-            f"model      {Path(config.model_path).name} ({config.family}), {config.num_threads} threads",
+            f"model      {Path(config.model_path).name} ({config.family})",
             *(f"{name:<10} {value:>9}  {more}".rstrip() for name, value, more in rows),
             f"a token    {size(plan.kv_per_token)} of KV cache",
             f"at once    {at_once}, limited by {plan.bound}",
+            f"threads    {config.limits.num_threads}, with the {config.kernels} kernels",
             *config.notes,
         ]
     )
@@ -182,6 +195,9 @@ def plan_table(config: RuntimeConfig) -> str:
 def plan_dict(config: RuntimeConfig) -> dict[str, object]:
     """The same account as plain values; sizes in bytes, lengths in tokens."""
     values: dict[str, object] = dataclasses.asdict(config)
-    plan = values.pop("plan")
-    assert isinstance(plan, dict)
-    return {**values, **plan, "total": config.plan.total, "notes": list(config.notes)}
+    parts: dict[str, object] = {}
+    for name in ("plan", "limits"):
+        part = values.pop(name)
+        assert isinstance(part, dict)
+        parts |= part
+    return {**values, **parts, "total": config.plan.total, "notes": list(config.notes)}

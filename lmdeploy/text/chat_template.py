@@ -111,8 +111,8 @@ class ChatTemplate:
     def _choose(self, has_tools: bool) -> CompiledTemplate:
         if not self._templates:
             raise RequestError(
-                f"{self.source}: this model has no chat template, so messages cannot become a prompt; give one"
-                " with --chat-template, or send plain text prompts.",
+                f"{self.source}: this model has no chat template, so messages cannot become a prompt; give"
+                " one with --chat-template, or send plain text prompts.",
                 param="messages",
             )
         if has_tools and "tool_use" in self._templates:

@@ -70,8 +70,8 @@ def template_from_fields(given: str | Mapping[str, Any], source: str) -> FieldTe
         )
     if not any(key in fields for key in _STRINGS):
         raise ConfigError(
-            f"{source}: gives no field but {', '.join(fields) or 'nothing'}; templates built in under a name are"
-            " not supported: leave it out to use the model's own, or give its strings or a Jinja file."
+            f"{source}: gives no field but {', '.join(fields) or 'nothing'}; templates built in under a name"
+            " are not supported: leave it out to use the model's own, or give its strings or a Jinja file."
         )
     stop_words = fields.get("stop_words", [])
     if not isinstance(stop_words, list | tuple) or not all(isinstance(word, str) for word in stop_words):

@@ -106,8 +106,8 @@ class Tokenizer:
         """ModelError when an id of this tokenizer has no row in the model's embedding."""
         if self.vocab_size > embedding_rows:
             raise ModelError(
-                f"{self.source}: the tokenizer has ids up to {self.vocab_size - 1}, but the model's embedding has"
-                f" only {embedding_rows} rows: tokenizer and weights do not belong together."
+                f"{self.source}: the tokenizer has ids up to {self.vocab_size - 1}, but the model's embedding"
+                f" has only {embedding_rows} rows: tokenizer and weights do not belong together."
             )
 
     # Control tokens in text that must not act as such: `special_pattern` finds them; `encode_marked` encodes

@@ -1,0 +1,17 @@
+"""Compute on the CPU with the native engine. Importing this loads no extension; calling a function does."""
+
+from __future__ import annotations
+
+
+def kernel_sets() -> list[str]:
+    """Names of the kernel sets this machine can run, slowest first."""
+    from lmdeploy.turbomind import _turbomind
+
+    return list(_turbomind.kernels.supported())
+
+
+def chosen_kernels() -> str:
+    """The kernel set in use: the fastest one, or what LMDEPLOY_KERNELS names."""
+    from lmdeploy.turbomind import _turbomind
+
+    return str(_turbomind.kernels.active())

@@ -32,7 +32,6 @@ KNOWN_ENGINE_DEFAULTS = {
 KNOWN_GENERATION_DEFAULTS = {
     "n": 1,
     "max_new_tokens": 512,
-    "repetition_penalty": 1.0,
     "ignore_eos": False,
     "random_seed": None,
     "stop_words": None,

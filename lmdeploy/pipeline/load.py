@@ -1,0 +1,66 @@
+"""`pipeline()`: from the name of a model to a `Pipeline` in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lmdeploy.config import ChatTemplateConfig, TurbomindEngineConfig
+from lmdeploy.errors import ConfigError
+from lmdeploy.logging import get_logger, set_up
+from lmdeploy.pipeline.api import Pipeline
+from lmdeploy.runtime.build import build_engine
+from lmdeploy.runtime.generate import load_frontend
+from lmdeploy.runtime.resolve import RuntimeConfig, plan_table, resolve
+
+
+def pipeline(
+    model_path: str,
+    backend_config: TurbomindEngineConfig | None = None,
+    chat_template_config: ChatTemplateConfig | str | Path | None = None,
+    log_level: str = "WARNING",
+    max_log_len: int | None = None,
+    trust_remote_code: bool = False,
+    speculative_config: None = None,
+    allowed_media_domains: None = None,
+    **unknown: Any,
+) -> Pipeline:
+    """Load a model (directory, GGUF file or hub id) into this process.
+
+    The memory plan is logged at INFO. `trust_remote_code` may be given and changes nothing: code from a model
+    is never run. Raises ConfigError, ModelError and CapacityError, each one line.
+    """
+    set_up(log_level)
+    _refuse(unknown, speculative_config, allowed_media_domains)
+    if backend_config is not None and not isinstance(backend_config, TurbomindEngineConfig):
+        kind = type(backend_config).__name__
+        raise ConfigError(
+            f"backend_config must be a TurbomindEngineConfig, not {kind}", param="backend_config"
+        )
+    config = resolve(model_path, backend_config)
+    get_logger().info("%s", plan_table(config))
+    return load(config, chat_template_config)
+
+
+def load(config: RuntimeConfig, chat_template: ChatTemplateConfig | str | Path | None = None) -> Pipeline:
+    """The second half of `pipeline()`: read tokenizer and weights of what was resolved."""
+    frontend = load_frontend(
+        Path(config.model_path),
+        session_len=config.session_len,
+        vocab_size=config.vocab_size,
+        chat_template=chat_template,
+    )
+    return Pipeline(build_engine(config), frontend)
+
+
+def _refuse(unknown: Mapping[str, Any], speculative: object, domains: object) -> None:
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        raise ConfigError(f"pipeline() has no argument {names}; engine options go into TurbomindEngineConfig")
+    if speculative is not None:
+        raise ConfigError(
+            "speculative_config: speculative decoding is not supported", param="speculative_config"
+        )
+    if domains is not None:
+        raise ConfigError("allowed_media_domains: images are not supported", param="allowed_media_domains")

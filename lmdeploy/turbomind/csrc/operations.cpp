@@ -1,0 +1,213 @@
+// The matrix operations of a layer with what is fused to them.
+#include <algorithm>
+#include <cstring>
+
+#include "model.h"
+
+namespace lmdeploy {
+
+namespace {
+
+int chunks_of(int rows) { return (rows + kRowChunk - 1) / kRowChunk; }
+
+void multiply(const KernelTable& kernels, const Matrix& w, const Input& input, int tile, int tile_end, int first_row,
+              int rows, float* out, ptrdiff_t stride, void* scratch) {
+  kernels.matmul(w, rows_of(input.of(w), first_row, rows), tile, tile_end, out, stride, scratch);
+}
+
+// Items of a work list: pieces of a matrix times chunks of rows, the chunks of one piece next to each other so that
+// its weights are read once.
+template <class F>
+void for_chunk(int item, int total_rows, F f) {
+  int chunks = chunks_of(total_rows), first = item % chunks * kRowChunk;
+  f(item / chunks, first, std::min(kRowChunk, total_rows - first));
+}
+
+}  // namespace
+
+// Normed (if `norm`) and prepared rows; row i is row index[i] of `rows`. Few rows are prepared by every thread for
+// itself; otherwise the threads share the work and meet at a barrier.
+Input Model::prepared(Worker& w, const float* rows, const int32_t* index, int count, const float* norm,
+                      const InputFormat& format) {
+  bool alone = count <= kFewRows;
+  Input input = make_input(format, count, alone ? w.space.input : space_.input);
+  int begin = alone ? 0 : static_cast<int>(int64_t{count} * w.id / pool_.size());
+  int end = alone ? count : static_cast<int>(int64_t{count} * (w.id + 1) / pool_.size());
+  for (int i = begin; i < end; ++i) {
+    const float* row = rows + size_t(index == nullptr ? i : index[i]) * format.k;
+    if (norm != nullptr) {
+      kernels_.rms_norm(row, norm, shape_.norm_offset, shape_.norm_eps, format.k, w.space.row);
+      row = w.space.row;
+    }
+    if (format.group > 0) kernels_.prepare(row, input.int8, i, 0, format.k);
+    if (format.bf16) kernels_.prepare(row, input.bf16, i, 0, format.k);
+  }
+  if (!alone) pool_.barrier();
+  return input;
+}
+
+// x += scale * norm(branch), and a barrier.
+void Model::add_normed(Worker& w, const float* norm, float scale) {
+  distribute(w, batch_.tokens, 1, true, [&](int token, int) {
+    size_t at = size_t(token) * shape_.hidden;
+    kernels_.rms_norm(space_.branch + at, norm, shape_.norm_offset, shape_.norm_eps, shape_.hidden, w.space.row);
+    kernels_.add_scaled(space_.x + at, w.space.row, scale, shape_.hidden);
+  });
+  pool_.barrier();
+}
+
+// Work units: the key and value of one KV head (twice the weights), or one query head.
+void Model::qkv(Worker& w, const Input& input, int layer) {
+  const LayerShape& shape = shape_.layers[layer];
+  auto unit = [&](int number, int first, int rows) {
+    if (number < shape.kv_heads) {
+      key_value_head(w, input, layer, number, first, rows);
+    } else {
+      query_head(w, input, layer, number - shape.kv_heads, first, rows);
+    }
+  };
+  int tokens = batch_.tokens;
+  if (tokens >= kStaticRows) {
+    distribute(w, (shape.kv_heads + shape.heads) * chunks_of(tokens), 1, false,
+               [&](int item, int) { for_chunk(item, tokens, unit); });
+    return;
+  }
+  // A KV head stands at an even place of 2 * kv_heads; it belongs to the thread whose share holds that place.
+  distribute(w, 2 * shape.kv_heads + shape.heads, 1, true, [&](int place, int) {
+    if (place >= 2 * shape.kv_heads) return unit(place - shape.kv_heads, 0, tokens);
+    if (place % 2 == 0) unit(place / 2, 0, tokens);
+  });
+}
+
+void Model::query_head(Worker& w, const Input& input, int layer, int head, int first, int rows) {
+  const LayerShape& shape = shape_.layers[layer];
+  const Linear& linear = weights_.layer(layer).qkv;
+  int channel = head * shape.head_dim, at = channel;
+  const Matrix& matrix = linear.part_of(at);
+  float* out = space_.q + size_t(first) * shape.q_dim() + channel;
+  multiply(kernels_, matrix, input, at / kTile, (at + shape.head_dim) / kTile, first, rows, out, shape.q_dim(),
+           w.space.matmul);
+  for (int row = 0; row < rows; ++row, out += shape.q_dim()) {
+    if (linear.bias != nullptr) kernels_.add_scaled(out, linear.bias + channel, 1, shape.head_dim);
+    position_head(shape, weights_.layer(layer).q_norm, first + row, out);
+    for (int d = 0; d < shape.head_dim; ++d) out[d] *= shape.scale;
+  }
+}
+
+void Model::key_value_head(Worker& w, const Input& input, int layer, int head, int first, int rows) {
+  const LayerShape& shape = shape_.layers[layer];
+  const Linear& linear = weights_.layer(layer).qkv;
+  const int dim = shape.head_dim;
+  float* out[2] = {w.space.out, w.space.out + size_t(rows) * dim};
+  const int channel[2] = {shape.q_dim() + head * dim, shape.q_dim() + (shape.kv_heads + head) * dim};
+  for (int i = 0; i < 2; ++i) {
+    int at = channel[i];
+    const Matrix& matrix = linear.part_of(at);
+    multiply(kernels_, matrix, input, at / kTile, (at + dim) / kTile, first, rows, out[i], dim, w.space.matmul);
+  }
+  for (int row = 0; row < rows; ++row) {
+    int token = first + row, batch_row = space_.token_row[token];
+    float *key = out[0] + size_t(row) * dim, *value = out[1] + size_t(row) * dim;
+    if (linear.bias != nullptr) {
+      kernels_.add_scaled(key, linear.bias + channel[0], 1, dim);
+      kernels_.add_scaled(value, linear.bias + channel[1], 1, dim);
+    }
+    position_head(shape, weights_.layer(layer).k_norm, token, key);
+    int position = batch_.context_len[batch_row] + token - batch_.row_start[batch_row];
+    int block = batch_.block_ids[batch_.block_start[batch_row] + position / limits_.block_size];
+    kernels_.store_kv(cache_[layer], head, block, position % limits_.block_size, key, value);
+  }
+}
+
+void Model::position_head(const LayerShape& shape, const float* norm, int token, float* head) const {
+  if (norm != nullptr) kernels_.rms_norm(head, norm, shape_.norm_offset, shape_.norm_eps, shape.head_dim, head);
+  if (shape.rope < 0) return;
+  size_t at = size_t(token) * space_.rope_stride + rope_offset_[shape.rope];
+  kernels_.rope(head, space_.cosine + at, space_.sine + at, shape.rotary_dim);
+}
+
+// The last matrix of a block: adds scale * (W input + bias) to the residual stream, or stores it for a norm.
+void Model::project(Worker& w, const Linear& linear, const Input& input, bool add, float scale) {
+  const Matrix& matrix = linear.parts[0];
+  auto unit = [&](int tile, int tile_end, int first, int rows) {
+    int width = (tile_end - tile) * kTile, channel = tile * kTile, n = std::min(width, matrix.n - channel);
+    multiply(kernels_, matrix, input, tile, tile_end, first, rows, w.space.out, width, w.space.matmul);
+    for (int row = 0; row < rows; ++row) {
+      float* out = w.space.out + size_t(row) * width;
+      size_t at = size_t(first + row) * shape_.hidden + channel;
+      if (linear.bias != nullptr) kernels_.add_scaled(out, linear.bias + channel, 1, n);
+      if (add) {
+        kernels_.add_scaled(space_.x + at, out, scale, n);
+      } else {
+        std::memcpy(space_.branch + at, out, n * sizeof(float));
+      }
+    }
+  };
+  int tokens = batch_.tokens;
+  if (tokens < kStaticRows) {
+    distribute(w, matrix.tiles, kUnitTiles, true, [&](int tile, int end) { unit(tile, end, 0, tokens); });
+    return;
+  }
+  int piece = std::clamp(matrix.tiles / (4 * pool_.size()), 1, kUnitTiles);
+  int pieces = (matrix.tiles + piece - 1) / piece;
+  distribute(w, pieces * chunks_of(tokens), 1, false, [&](int item, int) {
+    for_chunk(item, tokens, [&](int number, int first, int rows) {
+      unit(number * piece, std::min((number + 1) * piece, matrix.tiles), first, rows);
+    });
+  });
+}
+
+// Runs of `run` intermediate channels are the grain, because the thread that has computed a run also prepares it as
+// input of the next matrix, whose groups are that wide.
+void Model::gate_up(Worker& w, const Input& input, int layer) {
+  const LayerShape& shape = shape_.layers[layer];
+  int run = run_channels(shape.down_input), tokens = batch_.tokens;
+  int runs = (shape.intermediate + run - 1) / run, most = std::max(1, kUnitTiles * kTile / run);
+  if (tokens < kStaticRows) {
+    distribute(w, runs, most, true, [&](int begin, int end) { gate_up_unit(w, input, layer, begin, end, 0, tokens); });
+    return;
+  }
+  int piece = std::clamp(runs / (4 * pool_.size()), 1, most), pieces = (runs + piece - 1) / piece;
+  distribute(w, pieces * chunks_of(tokens), 1, false, [&](int item, int) {
+    for_chunk(item, tokens, [&](int number, int first, int rows) {
+      gate_up_unit(w, input, layer, number * piece, std::min((number + 1) * piece, runs), first, rows);
+    });
+  });
+}
+
+void Model::gate_up_unit(Worker& w, const Input& input, int layer, int begin, int end, int first, int rows) {
+  const LayerShape& shape = shape_.layers[layer];
+  const LayerWeights& weights = weights_.layer(layer);
+  const Linear& linear = weights.gate_up;
+  int run = run_channels(shape.down_input);
+  int channel = begin * run, channels = std::min(end * run, shape.intermediate) - channel;
+  int tiles = (channels + kTile - 1) / kTile, width = tiles * kTile;
+  float* out = w.space.out;
+  bool fused = linear.count == 1;
+  ptrdiff_t stride = fused ? 2 * width : width;
+  int tile = fused ? 2 * channel / kTile : channel / kTile;
+  multiply(kernels_, linear.parts[0], input, tile, tile + static_cast<int>(stride) / kTile, first, rows, out, stride,
+           w.space.matmul);
+  float* apart = out + size_t(rows) * width;
+  if (!fused) multiply(kernels_, linear.parts[1], input, tile, tile + tiles, first, rows, apart, width, w.space.matmul);
+  auto act = shape.activation == kSilu       ? kernels_.silu_mul
+             : shape.activation == kGeluTanh ? kernels_.gelu_tanh_mul
+                                             : kernels_.gelu_mul;
+  Input down = make_input(shape.down_input, batch_.tokens, space_.down_input);
+  for (int row = 0; row < rows; ++row) {
+    for (int c = 0; c < channels; c += run) {
+      int count = std::min(run, channels - c), padded = static_cast<int>(align_up(count, kTile));
+      float* gate = out + row * stride + (fused ? 2 * c : c);
+      float* up = fused ? gate + padded : apart + row * stride + c;
+      if (weights.gate_bias != nullptr) {
+        kernels_.add_scaled(gate, weights.gate_bias + channel + c, 1, count);
+        kernels_.add_scaled(up, weights.up_bias + channel + c, 1, count);
+      }
+      act(gate, up, count, gate);
+      if (down.int8.hi != nullptr) kernels_.prepare(gate, down.int8, first + row, channel + c, count);
+      if (down.bf16.bf_hi != nullptr) kernels_.prepare(gate, down.bf16, first + row, channel + c, count);
+    }
+  }
+}
+
+}  // namespace lmdeploy

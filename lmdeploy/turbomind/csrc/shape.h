@@ -1,0 +1,49 @@
+// What the native engine computes, as numbers: sizes, flags and limits. No weights, no memory.
+//
+// Mirrors lmdeploy/models/spec.py; a flag describes mathematics, never a family.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace lmdeploy {
+
+// How a matrix wants its input prepared: in int8 planes of `group` (0: not), as bfloat16 planes, or both.
+struct InputFormat {
+  int k = 0;
+  int group = 0;
+  bool bf16 = false;
+};
+
+enum Activation : int32_t { kSilu = 0, kGeluTanh = 1, kGelu = 2 };
+
+struct LayerShape {
+  int heads = 0, kv_heads = 0, head_dim = 0;
+  int rotary_dim = 0, rope = -1;  // index into ModelShape::rope; -1: no rotation
+  int window = 0;                 // 0: none
+  float scale = 1, softcap = 0;
+  bool qk_norm = false, pre_norm = true, post_norm = false;
+  float residual_scale = 1;
+  int intermediate = 0;
+  int activation = kSilu;
+  InputFormat qkv_input, o_input, gate_up_input, down_input;
+
+  int q_dim() const { return heads * head_dim; }
+};
+
+struct ModelShape {
+  int hidden = 0, vocab = 0;
+  float norm_eps = 0, norm_offset = 0;
+  float embedding_scale = 1, logit_scale = 1, logit_softcap = 0;
+  InputFormat head_input;
+  std::vector<LayerShape> layers;
+  std::vector<std::vector<double>> rope;  // inverse frequencies [rotary_dim / 2]
+};
+
+struct Limits {
+  int max_step_tokens = 0, max_rows = 0;
+  int max_context = 0;  // tokens of the longest sequence
+  int block_size = 0, num_blocks = 0;
+  int threads = 1;
+};
+
+}  // namespace lmdeploy

@@ -1,0 +1,176 @@
+#include "workspace.h"
+
+#include <stdexcept>
+
+namespace lmdeploy {
+
+namespace {
+
+int round_up(int value, int to) { return (value + to - 1) / to * to; }
+
+Activations take_int8(const InputFormat& f, int rows, Arena& arena) {
+  Activations a{};
+  if (f.group == 0) return a;
+  a.rows = rows;
+  a.k = f.k;
+  a.group = f.group;
+  a.k_padded = round_up(f.k, f.group);
+  a.groups = a.k_padded / f.group;
+  size_t values = size_t(rows) * a.k_padded, scales = size_t(rows) * a.groups;
+  a.hi = arena.take<int8_t>(values);
+  a.lo = arena.take<int8_t>(values);
+  a.scale = arena.take<float>(scales);
+  a.sum = arena.take<float>(scales);
+  return a;
+}
+
+Activations take_bf16(const InputFormat& f, int rows, Arena& arena) {
+  Activations a{};
+  if (!f.bf16) return a;
+  a.rows = rows;
+  a.k = f.k;
+  a.k_padded = round_up(f.k, 2);
+  a.bf_hi = arena.take<uint16_t>(size_t(rows) * a.k_padded);
+  a.bf_lo = arena.take<uint16_t>(size_t(rows) * a.k_padded);
+  return a;
+}
+
+Input take_input(const InputFormat& format, int rows, Arena& arena) {
+  Input input;
+  input.int8 = take_int8(format, rows, arena);
+  input.bf16 = take_bf16(format, rows, arena);
+  return input;
+}
+
+template <class F>
+auto largest(const ModelShape& shape, F f) {
+  decltype(f(shape.layers[0])) most{};
+  for (const LayerShape& layer : shape.layers) most = std::max(most, f(layer));
+  return most;
+}
+
+// The same for every instruction set, so that the memory plan need not know which one runs.
+size_t matmul_scratch(const KernelTable& kernels, int inputs) {
+  size_t room = size_t(64) * inputs + (size_t(64) << 10);
+  if (kernels.matmul_scratch_bytes(inputs) > room) throw std::length_error("matmul scratch is larger than its plan");
+  return room;
+}
+
+size_t wide_input_bytes(const ModelShape& shape, int rows) {
+  size_t most = largest(shape, [&](const LayerShape& l) {
+    return std::max({input_bytes(l.qkv_input, rows), input_bytes(l.o_input, rows), input_bytes(l.gate_up_input, rows)});
+  });
+  return std::max(most, input_bytes(shape.head_input, rows));
+}
+
+int max_q_dim(const ModelShape& shape) {
+  return largest(shape, [](const LayerShape& l) { return l.q_dim(); });
+}
+
+// Query vectors x head_dim of one attention unit, and query vectors alone.
+size_t tile_floats(const LayerShape& l) {
+  int heads = l.heads / l.kv_heads;
+  return size_t(tile_rows(heads)) * heads * l.head_dim;
+}
+size_t tile_vectors(const LayerShape& l) {
+  int heads = l.heads / l.kv_heads;
+  return size_t(tile_rows(heads)) * heads;
+}
+
+}  // namespace
+
+size_t input_bytes(const InputFormat& format, int rows) {
+  Arena arena;
+  take_input(format, rows, arena);
+  return arena.used();
+}
+
+Input make_input(const InputFormat& format, int rows, uint8_t* memory) {
+  Arena arena(memory, input_bytes(format, rows));
+  return take_input(format, rows, arena);
+}
+
+Activations rows_of(const Activations& a, int begin, int rows) {
+  Activations view = a;
+  view.rows = rows;
+  size_t values = size_t(begin) * a.k_padded, scales = size_t(begin) * a.groups;
+  if (a.hi != nullptr) {
+    view.hi += values;
+    view.lo += values;
+    view.scale += scales;
+    view.sum += scales;
+  }
+  if (a.bf_hi != nullptr) {
+    view.bf_hi += values;
+    view.bf_lo += values;
+  }
+  return view;
+}
+
+Workspace::Workspace(const ModelShape& shape, const Limits& limits, const KernelTable& kernels, Arena& arena) {
+  vocab_stride = round_up(shape.vocab, kTile);
+  int fits = static_cast<int>(kLogitBytes / (sizeof(float) * vocab_stride));
+  logit_rows = std::clamp(fits, 1, limits.max_step_tokens);
+  rope_stride = 0;
+  for (const auto& frequencies : shape.rope) rope_stride += static_cast<int>(frequencies.size());
+  take_shared(shape, limits, arena);
+  for (int i = 0; i < limits.threads; ++i) take_thread(shape, limits, kernels, arena);
+}
+
+void Workspace::take_shared(const ModelShape& shape, const Limits& limits, Arena& arena) {
+  size_t tokens = limits.max_step_tokens;
+  bool post_norm = largest(shape, [](const LayerShape& l) { return int(l.post_norm); }) != 0;
+  x = arena.take<float>(tokens * shape.hidden);
+  branch = arena.take<float>(post_norm ? tokens * shape.hidden : 0);
+  q = arena.take<float>(tokens * max_q_dim(shape));
+  attention = arena.take<float>(tokens * max_q_dim(shape));
+  cosine = arena.take<float>(tokens * rope_stride);
+  sine = arena.take<float>(tokens * rope_stride);
+  input = arena.take_bytes(wide_input_bytes(shape, limits.max_step_tokens));
+  down_input = arena.take_bytes(
+      largest(shape, [&](const LayerShape& l) { return input_bytes(l.down_input, limits.max_step_tokens); }));
+  logits = arena.take<float>(size_t(logit_rows) * vocab_stride);
+  bad_row = arena.take<std::atomic<uint8_t>>(logit_rows);
+  // Two whole contexts per thread: enough to spread what few long sequences there are over all threads.
+  size_t contexts = size_t{2} * limits.threads * splits_of(limits.max_context);
+  shared_floats = contexts * largest(shape, [](const LayerShape& l) { return l.heads / l.kv_heads * l.head_dim; });
+  size_t shared_vectors = contexts * largest(shape, [](const LayerShape& l) { return l.heads / l.kv_heads; });
+  shared_out = arena.take<float>(shared_floats);
+  shared_max = arena.take<float>(shared_vectors);
+  shared_sum = arena.take<float>(shared_vectors);
+  splits_done = arena.take<std::atomic<int>>(contexts);
+  tiles = arena.take<QueryTile>(tokens);
+  token_row = arena.take<int32_t>(tokens);
+}
+
+void Workspace::take_thread(const ModelShape& shape, const Limits& limits, const KernelTable& kernels, Arena& arena) {
+  int splits = splits_of(limits.max_context);
+  int widest = std::max(2 * kUnitTiles * kTile, largest(shape, [](const LayerShape& l) { return 2 * l.head_dim; }));
+  int deepest = std::max(shape.hidden, max_q_dim(shape));
+  deepest = std::max(deepest, largest(shape, [](const LayerShape& l) { return l.intermediate; }));
+  int heads = largest(shape, [](const LayerShape& l) { return l.heads / l.kv_heads; });
+  int head_floats = largest(shape, [](const LayerShape& l) { return l.heads / l.kv_heads * l.head_dim; });
+  ThreadSpace t{};
+  t.input = arena.take_bytes(wide_input_bytes(shape, kFewRows));
+  t.row = arena.take<float>(std::max(shape.hidden, max_q_dim(shape)));
+  t.out = arena.take<float>(size_t(std::min(kRowChunk, round_up(limits.max_step_tokens, kRowBlock))) * widest);
+  t.matmul = arena.take_bytes(matmul_scratch(kernels, round_up(deepest, 128)));
+  size_t floats = largest(shape, tile_floats), vectors = largest(shape, tile_vectors);
+  t.part_out = arena.take<float>(splits * floats);
+  t.part_max = arena.take<float>(splits * vectors);
+  t.part_sum = arena.take<float>(splits * vectors);
+  t.merge_out = arena.take<float>(size_t(splits) * head_floats);
+  t.merge_max = arena.take<float>(size_t(splits) * heads);
+  t.merge_sum = arena.take<float>(size_t(splits) * heads);
+  t.sample.index = arena.take<int32_t>(shape.vocab);
+  t.sample.original = arena.take<float>(shape.vocab);
+  threads.push_back(t);
+}
+
+size_t workspace_bytes(const ModelShape& shape, const Limits& limits, const KernelTable& kernels) {
+  Arena arena;
+  Workspace(shape, limits, kernels, arena);
+  return arena.used();
+}
+
+}  // namespace lmdeploy

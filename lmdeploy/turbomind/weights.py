@@ -1,0 +1,153 @@
+"""From a checkpoint to packed weights: one tensor at a time, so the peak is the packed form plus one tensor.
+
+Knows the layout (`layout.py`) and hands rows of codes to the extension; knows no file format and no step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from lmdeploy.errors import ModelError
+from lmdeploy.logging import get_logger
+from lmdeploy.quant.tensors import GroupedTensor, Tensor
+from lmdeploy.turbomind.layout import (
+    BF16,
+    INT8,
+    W4_MIN,
+    W4_ZERO,
+    LayerLayout,
+    LinearLayout,
+    MatrixLayout,
+    ModelLayout,
+)
+
+if TYPE_CHECKING:
+    from lmdeploy.turbomind._turbomind import Model
+
+U16 = npt.NDArray[np.uint16]
+_ROWS_AT_ONCE = 4096  # dense rows converted together; a multiple of a tile
+
+
+class Readable(Protocol):
+    """What is needed of a checkpoint (models.checkpoint.Checkpoint)."""
+
+    def read(self, name: str) -> Tensor: ...
+
+
+def load_weights(model: Model, checkpoint: Readable, layout: ModelLayout) -> None:
+    """Read, check, pack and hand over every tensor of `layout`. ModelError names a tensor that is damaged."""
+    Loader(model, checkpoint).load(layout)
+
+
+class Loader:
+    """One pass over a checkpoint; remembers which tensors lost digits."""
+
+    def __init__(self, model: Model, checkpoint: Readable) -> None:
+        self._model, self._checkpoint = model, checkpoint
+        self._rounded: list[str] = []
+
+    def load(self, layout: ModelLayout) -> None:
+        """Everything, in the order of the layout."""
+        embedding = self._matrix(layout.embedding)
+        self._model.set_embedding(embedding)
+        for index, layer in enumerate(layout.layers):
+            self._layer(index, layer)
+        head = embedding if layout.head is None else self._matrix(layout.head)
+        self._model.set_linear(0, "head", [head], -1)
+        self._model.set_vector(0, "final_norm", self._vectors(["norm.weight"]))
+        if self._rounded:
+            more = f" and {len(self._rounded) - 1} more tensors" if len(self._rounded) > 1 else ""
+            get_logger().info("%s%s: values rounded to 16 bits", self._rounded[0], more)
+
+    def _layer(self, index: int, layer: LayerLayout) -> None:
+        for role, linear in (("qkv", layer.qkv), ("o", layer.o), ("down", layer.down)):
+            self._linear(index, role, linear, self._vectors(linear.biases) if linear.biases else -1)
+        self._linear(index, "gate_up", layer.gate_up, -1)
+        for role, name in zip(("gate_bias", "up_bias"), layer.gate_up.biases, strict=False):
+            self._model.set_vector(index, role, self._vectors([name]))
+        for role, name in layer.vectors.items():
+            self._model.set_vector(index, role, self._vectors([name]))
+
+    def _linear(self, index: int, role: str, linear: LinearLayout, bias: int) -> None:
+        self._model.set_linear(index, role, [self._matrix(matrix) for matrix in linear.matrices], bias)
+
+    def _vectors(self, names: list[str] | tuple[str, ...]) -> int:
+        """Biases or a norm, joined, in float32."""
+        values = [np.asarray(self._checkpoint.read(name)).astype(np.float32) for name in names]
+        for name, value in zip(names, values, strict=True):
+            _require_finite(bool(np.isfinite(value).all()), name)
+        return self._model.add_vector(np.concatenate(values))
+
+    def _matrix(self, layout: MatrixLayout) -> int:
+        matrix = self._model.add_matrix(layout.kind, layout.n, layout.k, layout.group)
+        row = 0
+        for half, name in enumerate(layout.tensors):
+            tensor = self._checkpoint.read(name)
+            self._pack(matrix, layout, name, tensor, half if layout.run else row)
+            row += tensor.shape[0]
+            del tensor
+        return matrix
+
+    def _pack(self, matrix: int, layout: MatrixLayout, name: str, tensor: Tensor, row: int) -> None:
+        if isinstance(tensor, GroupedTensor):
+            codes, parameters = self._grouped(layout, name, tensor)
+            # One scale for the whole row fits every group that the matrix may have.
+            group = -(-tensor.group_size // 128) * 128 if tensor.group_size >= layout.k else tensor.group_size
+            self._model.pack(matrix, layout.kind, group, codes, parameters, row, layout.run)
+            return
+        if layout.kind != BF16:
+            raise ModelError(f"tensor {name!r} holds {tensor.dtype} values where its header says codes")
+        # Alternating halves must come whole: where a row goes depends on how many there are.
+        step = tensor.shape[0] if layout.run else _ROWS_AT_ONCE
+        lost = False
+        for begin in range(0, tensor.shape[0], step):
+            part = tensor[begin : begin + step]
+            bits, rounded = to_bfloat16(part)
+            _require_finite(not bool(((bits & 0x7F80) == 0x7F80).any()), name)
+            lost = lost or rounded
+            self._model.pack(matrix, BF16, 0, bits, (), row + begin, layout.run)
+        if lost:
+            self._rounded.append(name)
+
+    def _grouped(
+        self, layout: MatrixLayout, name: str, tensor: GroupedTensor
+    ) -> tuple[npt.NDArray[np.generic], tuple[npt.NDArray[np.generic], ...]]:
+        """Codes and their scales, then zeros or minima, as the packer takes them."""
+        kind = INT8 if tensor.bits == 8 else W4_MIN if tensor.mins is not None else W4_ZERO
+        if kind != layout.kind:
+            raise ModelError(f"tensor {name!r} is of another kind than its header says")
+        parameters: tuple[npt.NDArray[np.generic], ...] = (self._half(name, tensor.scales),)
+        if tensor.mins is not None:
+            parameters += (self._half(name, tensor.mins),)
+        elif kind == W4_ZERO:
+            zeros = np.zeros(tensor.scales.shape, np.uint8) if tensor.zeros is None else tensor.zeros
+            parameters += (np.ascontiguousarray(zeros).reshape(-1),)
+        return np.ascontiguousarray(tensor.codes), parameters
+
+    def _half(self, name: str, values: npt.NDArray[np.floating]) -> U16:
+        """float16 bits, flat."""
+        half = np.ascontiguousarray(values, dtype=np.float16)
+        _require_finite(bool(np.isfinite(half).all()), name)
+        if values.dtype != np.float16 and not np.array_equal(half.astype(values.dtype), values):
+            self._rounded.append(name)
+        return half.view(np.uint16).reshape(-1)
+
+
+def to_bfloat16(values: npt.NDArray[np.floating]) -> tuple[U16, bool]:
+    """bfloat16 bits (rounded to nearest even), and whether any value changed. NaN and infinity stay so."""
+    bfloat16 = np.dtype(ml_dtypes.bfloat16)
+    if values.dtype == bfloat16:
+        return np.ascontiguousarray(values).view(np.uint16), False
+    with np.errstate(over="ignore"):
+        result = np.ascontiguousarray(values).astype(bfloat16)
+    changed = not np.array_equal(result.astype(np.float32), values.astype(np.float32, copy=False))
+    return result.view(np.uint16), changed
+
+
+def _require_finite(finite: bool, name: str) -> None:
+    if not finite:
+        raise ModelError(f"tensor {name!r} holds NaN or infinity; the file is damaged, fetch it again")
