@@ -15,6 +15,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "bindings/bench.h"
 #include "bindings/buffers.h"
 #include "kernels/dispatch.h"
 #include "pack.h"
@@ -227,6 +228,7 @@ void register_kernels(nb::module_& parent) {
   m.def("packed_bytes",
         [](int kind, int n, int k, int group) { return packed_bytes(static_cast<WeightKind>(kind), n, k, group); });
   register_buffers(m);
+  register_bench(m);
   nb::class_<KernelTable>(m, "Table")
       .def_static("get", table_by_name, nb::rv_policy::reference)
       .def("prepare", prepare_rows, nb::arg("x"), nb::arg("group"), nb::arg("int8") = true, nb::arg("bf16") = false,

@@ -1,6 +1,7 @@
 // Kernels for AVX2 with FMA and F16C.
 #include <immintrin.h>
 
+#include "kernels/limits.h"
 #include "kernels/table.h"
 
 namespace lmdeploy {
@@ -11,6 +12,7 @@ namespace avx2 {
 #include "kernels/small.inl"
 //
 #include "kernels/attention.inl"
+#include "kernels/limits_avx2.inl"
 #include "kernels/matmul_avx2.inl"
 
 static const KernelTable table = {
@@ -21,5 +23,6 @@ static const KernelTable table = {
 }  // namespace avx2
 
 const KernelTable& avx2_table() { return avx2::table; }
+const Limits& avx2_limits() { return avx2::limits; }
 
 }  // namespace lmdeploy

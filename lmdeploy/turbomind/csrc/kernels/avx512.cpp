@@ -2,6 +2,7 @@
 // Cooper Lake, Sapphire Rapids and later have both).
 #include <immintrin.h>
 
+#include "kernels/limits.h"
 #include "kernels/table.h"
 
 namespace lmdeploy {
@@ -12,6 +13,7 @@ namespace avx512 {
 #include "kernels/small.inl"
 //
 #include "kernels/attention.inl"
+#include "kernels/limits_avx512.inl"
 #include "kernels/matmul_avx512.inl"
 
 static const KernelTable table = {
@@ -22,5 +24,6 @@ static const KernelTable table = {
 }  // namespace avx512
 
 const KernelTable& avx512_table() { return avx512::table; }
+const Limits& avx512_limits() { return avx512::limits; }
 
 }  // namespace lmdeploy

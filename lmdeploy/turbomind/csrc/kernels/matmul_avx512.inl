@@ -19,7 +19,7 @@ INLINE Vec group_offset(const Matrix& w, size_t entry, Vec scale) {
   return sub(zero(), mul(_mm512_cvtepi32_ps(zeros), scale));
 }
 
-constexpr int kAhead = 2048;  // bytes of prefetch distance where dot products, not memory, set the pace
+constexpr int kAhead = 4096;  // bytes: several streams (codes, scales, offsets) are too much for the hardware alone
 
 // Rows [row, row + M) of one block against one tile.
 template <int KIND, int M>
@@ -43,7 +43,7 @@ static void grouped_tile(const Matrix& w, const Activations& a, int row, int til
     for (int i = 0; i < lines; i += 2) {
 #pragma GCC unroll 2
       for (int j = 0; j < 2; ++j) {
-        if (M > 1) __builtin_prefetch(line + kAhead, 0, 3);
+        __builtin_prefetch(line + kAhead, 0, 3);
         const __m512i v = _mm512_load_si512(line);
         const int set = KIND == kInt8 ? j % kSets : 0;
         const __m512i first_half = KIND == kInt8 ? v : _mm512_and_si512(v, nibble);
@@ -100,7 +100,7 @@ static void bf16_tile(const Matrix& w, const Activations& a, int row, int tile, 
   for (int m = 0; m < M; ++m) high[m] = low[m] = zero();
 #pragma GCC unroll 2
   for (int i = 0; i < lines; ++i) {
-    if (M > 1) __builtin_prefetch(line + kAhead, 0, 3);
+    __builtin_prefetch(line + kAhead, 0, 3);
     const __m512i v = _mm512_load_si512(line);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
