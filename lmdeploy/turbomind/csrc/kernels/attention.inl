@@ -25,8 +25,9 @@ struct Chunk {
   int begin, tiles, dim, pairs;  // first token, key tiles, head dimension
   const uint16_t* keys[kChunk / kTile];
   const uint16_t* values[kChunk / kTile];
-  int first[kPairs], last[kPairs];  // visible tokens [first, last) of each pair, counted from `begin`
-  float weights[kPairs][kChunk];    // scores, then exp(score - max)
+  const uint16_t* next_keys[kChunk / kTile];  // keys of the chunk after this one, to be brought nearer
+  int first[kPairs], last[kPairs];            // visible tokens [first, last) of each pair, counted from `begin`
+  float weights[kPairs][kChunk];              // scores, then exp(score - max)
 };
 
 template <int P, int T>
@@ -75,11 +76,12 @@ INLINE Vec capped(Vec score, float softcap) {
 // earlier outputs to the new maximum.
 static float softmax_chunk(Chunk& c, int p, float softcap, float* max_so_far, float* sum) {
   float* w = c.weights[p];
+  const bool partial = c.first[p] > 0 || c.last[p] < c.tiles * kTile;
   Vec largest = splat(-kInfinity);
   for (int t = 0; t < c.tiles; ++t) {
     Vec s = load(w + t * kTile);
     if (softcap > 0) s = capped(s, softcap);
-    s = keep(s, c.first[p] - t * kTile, c.last[p] - t * kTile, splat(-kInfinity));
+    if (partial) s = keep(s, c.first[p] - t * kTile, c.last[p] - t * kTile, splat(-kInfinity));
     store(w + t * kTile, s);
     largest = max(s, largest);
   }
@@ -105,16 +107,25 @@ INLINE void add_values(const Chunk& c, int pair, int begin, int end, int d, floa
   for (int p = 0; p < P; ++p)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) sums[p][v] = load(out + p * c.dim + (d + v) * kTile);
-  for (int t = begin; t < end; ++t) {
-    const uint16_t* at = c.values[t / kTile] + d * kTile * kTile + t % kTile * kTile;
-    Vec values[V];
+  for (int t = begin; t < end;) {
+    const int tile = t / kTile, stop = (tile + 1) * kTile < end ? (tile + 1) * kTile : end;
+    const int skip = d * kTile * kTile + t % kTile * kTile;
+    const uint16_t *at = c.values[tile] + skip, *next = c.next_keys[tile] + skip;
+    for (; t < stop; ++t) {
+      Vec values[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) values[v] = load_half(at + v * kTile * kTile);
+      for (int v = 0; v < V; ++v) {
+        if (t % 2 == 0) __builtin_prefetch(next + v * kTile * kTile, 0, 2);
+        values[v] = load_half(at + v * kTile * kTile);
+      }
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) {
-      const Vec weight = splat(c.weights[pair + p][t]);
+      for (int p = 0; p < P; ++p) {
+        const Vec weight = splat(c.weights[pair + p][t]);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sums[p][v] = fma(weight, values[v], sums[p][v]);
+        for (int v = 0; v < V; ++v) sums[p][v] = fma(weight, values[v], sums[p][v]);
+      }
+      at += kTile;
+      next += kTile;
     }
   }
 #pragma GCC unroll 8
@@ -152,6 +163,11 @@ static void all_outputs(const Chunk& c, float* out) {
   }
 }
 
+static const uint16_t* keys_of(const AttentionItem& item, int token) {
+  const KvLayer& kv = *item.kv;
+  return block_base(kv, item.kv_head, item.blocks[token / kv.block_size]) + token % kv.block_size * kv.head_dim;
+}
+
 // Places the chunk starting at `begin`; false when no pair sees any of it.
 static bool place_chunk(const AttentionItem& item, int pair, int begin, Chunk& c) {
   const KvLayer& kv = *item.kv;
@@ -169,23 +185,12 @@ static bool place_chunk(const AttentionItem& item, int pair, int begin, Chunk& c
   c.begin = begin;
   c.tiles = (end + kTile - 1) / kTile;
   for (int t = 0; t < c.tiles; ++t) {
-    const int token = begin + t * kTile;
-    const uint16_t* base = block_base(kv, item.kv_head, item.blocks[token / kv.block_size]);
-    c.keys[t] = base + token % kv.block_size * kv.head_dim;
+    c.keys[t] = keys_of(item, begin + t * kTile);
     c.values[t] = c.keys[t] + kv.block_size * kv.head_dim;
+    const int next = begin + kChunk + t * kTile;
+    c.next_keys[t] = next < item.kv_end ? keys_of(item, next) : c.keys[t];
   }
   return any;
-}
-
-// Brings the keys of the chunk at `begin` nearer while the current one is summed.
-static void prefetch_keys(const AttentionItem& item, int begin) {
-  const KvLayer& kv = *item.kv;
-  const int end = begin + kChunk < item.kv_end ? begin + kChunk : item.kv_end;
-  for (int token = begin; token < end; token += kTile) {
-    const uint16_t* base = block_base(kv, item.kv_head, item.blocks[token / kv.block_size]);
-    const uint16_t* keys = base + token % kv.block_size * kv.head_dim;
-    for (int d = 0; d < kv.head_dim; d += 2) __builtin_prefetch(keys + d * kTile, 0, 2);
-  }
 }
 
 template <int P>
@@ -208,7 +213,6 @@ static void attend_pairs(const AttentionItem& item, int pair) {
   for (int begin = item.kv_begin; begin < item.kv_end; begin += kChunk) {
     if (!place_chunk(item, pair, begin, c)) continue;
     scores<P>(c, q);
-    if (pair == 0) prefetch_keys(item, begin + kChunk);
     for (int p = 0; p < P; ++p) {
       const float factor = softmax_chunk(c, p, item.softcap, item.max + pair + p, item.sum + pair + p);
       for (int d = 0; d < c.dim; d += kTile) store(out + p * c.dim + d, mul(load(out + p * c.dim + d), splat(factor)));
