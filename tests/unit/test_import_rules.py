@@ -237,3 +237,15 @@ def test_base_modules_import_without_torch() -> None:
         if p.stem != "__main__" and name_of(p) != "models/reference.py"
     ]
     seconds("import " + ", ".join(modules), "torch", "transformers", "ray", "matplotlib")
+
+
+# Files that hand the whole environment on without looking at a variable.
+PASS_ENVIRONMENT = ("env.py", "runtime/client.py", "cli/check_env.py")
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_environment_variables_are_read_in_one_file(path: Path) -> None:
+    used = {
+        ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+    }
+    assert name_of(path) in PASS_ENVIRONMENT or not used & {"os.environ", "os.getenv"}
