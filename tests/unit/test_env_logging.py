@@ -45,7 +45,7 @@ def test_switches(text: str, on: bool) -> None:
 
 
 def bare(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
-    """The project's logger as in a program that set up nothing; called when pytest's handlers are in place."""
+    """The project's logger as in a program that set up nothing, without pytest's handlers."""
     logger = get_logger()
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "propagate", False)
