@@ -44,7 +44,7 @@ logger = logging.getLogger("lmdeploy.engine")
 
 READY_TIMEOUT = 10.0  # seconds a new request waits for an engine that is being started again
 MAX_FAILED_STARTS = 5  # in a row; then requests fail at once
-_BACKOFF = (0.0, 0.1, 0.5, 1.0, 2.0)  # seconds before a restart, by the number of recent deaths
+_BACKOFF = (0.0, 0.1, 0.3, 0.6, 1.0)  # seconds before a restart, by the number of recent deaths
 _RECENT = 30.0  # seconds after which a death no longer counts
 _EXIT_TIMEOUT = 5.0
 

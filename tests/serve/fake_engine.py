@@ -16,15 +16,19 @@ CRASH = 7  # an id (a control character) whose arrival in a batch ends the proce
 
 
 def build(config: dict[str, Any]) -> Engine:
-    """The factory that engine processes run. `step_seconds` is the time a step takes."""
+    """The factory that engine processes run.
+
+    `step_seconds` is the time a step takes; with `crashes` the process aborts at the id CRASH.
+    """
     config = dict(config)
     if config.pop("broken", False):
         raise ModelError("no such model")
     seconds = config.pop("step_seconds", 0.0)
+    crashes = config.pop("crashes", False)
 
     def on_step(batch: Batch) -> None:
         time.sleep(seconds)
-        if (batch.token_ids == CRASH).any():
+        if crashes and (batch.token_ids == CRASH).any():
             os.abort()
 
     return make_engine(config.pop("script", ""), on_step=on_step, **config)

@@ -113,7 +113,7 @@ async def test_killed_five_times_in_mid_stream() -> None:
 
 
 async def test_crash_in_native_code_is_survived() -> None:
-    async with engine_client(script="ab") as engine:
+    async with engine_client(script="ab", crashes=True) as engine:
         with pytest.raises(EngineDeadError):
             await tokens_of(engine, request("a", chr(CRASH), 1))
         assert await tokens_of(engine, request("b", "x", 1)) == list(b"a")

@@ -75,6 +75,8 @@ def _split(frontend: Frontend, prompt: Any) -> list[tuple[Any, str]]:
         raise InvalidValueError("'prompt' is an empty list.", param="prompt")
     if not isinstance(prompt[0], str | list):
         return [(prompt, "prompt")]
+    if any(type(one) is not type(prompt[0]) for one in prompt):
+        raise InvalidValueError("'prompt' mixes strings and lists of token ids.", param="prompt")
     if len(prompt) > MAX_PROMPTS:
         raise InvalidValueError(f"'prompt' holds more than {MAX_PROMPTS} prompts.", param="prompt")
     return [(one, f"prompt[{i}]") for i, one in enumerate(prompt)]
