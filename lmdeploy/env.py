@@ -27,6 +27,10 @@ class Variable:
             raise ConfigError(f"{self.name}={value}: must be one of {', '.join(self.choices)}")
         return value or None
 
+    def on(self, environ: Mapping[str, str] = os.environ) -> bool:
+        """Whether it is set to 1, true, yes or on."""
+        return (self.text(environ) or "").lower() in ("1", "true", "yes", "on")
+
     def number(self, environ: Mapping[str, str] = os.environ) -> int | None:
         """Its value as a whole number of at least 1, or None when not set. Raises ConfigError."""
         value = self.text(environ)
@@ -48,8 +52,19 @@ NUM_THREADS = Variable(
 HF_HUB_OFFLINE = Variable("HF_HUB_OFFLINE", "1: never download a model; only what is in the cache is used")
 HF_HOME = Variable("HF_HOME", "folder of downloaded models; default: ~/.cache/huggingface")
 HF_TOKEN = Variable("HF_TOKEN", "access token for models on the hub that need one")
+USE_MODELSCOPE = Variable("LMDEPLOY_USE_MODELSCOPE", "refused when on: models come from the Hugging Face hub")
 CUDA_HOME = Variable("CUDA_HOME", "CUDA toolkit; only reported by `lmdeploy check_env`")
 SSL_KEYFILE = Variable("SSL_KEYFILE", "private key file for `lmdeploy serve api_server --ssl`")
 SSL_CERTFILE = Variable("SSL_CERTFILE", "certificate file for `lmdeploy serve api_server --ssl`")
 
-VARIABLES = (KERNELS, NUM_THREADS, HF_HUB_OFFLINE, HF_HOME, HF_TOKEN, CUDA_HOME, SSL_KEYFILE, SSL_CERTFILE)
+VARIABLES = (
+    KERNELS,
+    NUM_THREADS,
+    HF_HUB_OFFLINE,
+    HF_HOME,
+    HF_TOKEN,
+    USE_MODELSCOPE,
+    SSL_KEYFILE,
+    SSL_CERTFILE,
+    CUDA_HOME,
+)

@@ -55,7 +55,8 @@ def add_parser(subparsers: Any) -> None:
         "chat",
         help="talk to a model in the terminal",
         description="Talk to a model. Piped input is read line by line, one prompt a line; answers alone go "
-        "to standard output. Answers are sampled unless --temperature 0 or --no-do-sample is given.",
+        "to standard output. Answers are sampled unless --temperature 0 or --no-do-sample is given. "
+        "--max-batch-size is 1 unless given.",
     )
     add = parser.add_argument
     add(
@@ -88,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--backend {args.backend}: this version has turbomind only")
     sampling = {"do_sample": True, **{k: v for k, v in vars(args).items() if k in _SAMPLING}}
     config = GenerationConfig(max_new_tokens=args.max_new_tokens, **sampling)
-    engine = from_args(TurbomindEngineConfig, args)
+    # A conversation is one sequence: room for more would only be memory taken from others.
+    engine = from_args(TurbomindEngineConfig, args, max_batch_size=getattr(args, "max_batch_size", 1))
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     pipe, plan = _load(args, engine)
     with pipe:
@@ -166,7 +168,7 @@ def _interactive(conversation: Conversation) -> int:
     from prompt_toolkit import PromptSession
 
     _note("/help lists the commands, Ctrl-D leaves")
-    prompts: PromptSession[str] = PromptSession()
+    prompts: PromptSession[str] = PromptSession(reserve_space_for_menu=0)
     while True:
         try:
             text = prompts.prompt("> ").strip()

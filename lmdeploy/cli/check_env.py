@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmdeploy import __version__, env
+from lmdeploy import __version__
 from lmdeploy.cli import cuda_report
 
 _PACKAGES = (
@@ -122,13 +122,14 @@ def collect(probes: Probes) -> dict[str, Any]:
 
 def native_engine() -> dict[str, Any]:
     """Whether the extension loads, which kernel sets it can run here and which one it takes."""
-    try:
-        from lmdeploy import turbomind
+    from lmdeploy import turbomind
+    from lmdeploy.runtime.resolve import choose_kernels
 
+    try:
         sets = list(turbomind.kernel_sets())
     except ImportError as error:
         return {"available": False, "reason": f"its extension module does not load: {error}"}
-    return {"available": True, "kernel_sets": sets, "kernels": env.KERNELS.text() or sets[-1]}
+    return {"available": True, "kernel_sets": sets, "kernels": choose_kernels()}
 
 
 def render(facts: Mapping[str, Any]) -> str:

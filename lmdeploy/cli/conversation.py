@@ -72,8 +72,8 @@ class Conversation:
         frontend, remarks = self._pipe.frontend, []
         if self.dropped:
             remarks.append(
-                f"the {self.dropped} oldest turns were dropped: the conversation no longer fits into "
-                f"{frontend.session_len} tokens; --session-len sets the limit"
+                f"oldest turns dropped: {self.dropped}; the conversation no longer fits into "
+                f"{frontend.session_len} tokens, which --session-len sets"
             )
         if self.last.finish_reason == "length":
             limit = self._config.max_new_tokens
@@ -92,7 +92,7 @@ class Conversation:
         """Time of the newest answer, turns, and the cache."""
         now = self._pipe.stats()
         lines = [self.timing.line()] if self.timing is not None else []
-        lines.append(f"{len(self.turns)} turns in the conversation")
+        lines.append(f"turns in the conversation: {len(self.turns)}")
         lines.append(
             f"cache: {now.blocks_total} blocks, {now.blocks_cached} of them reusable, {now.blocks_free} "
             f"free; {now.totals.cached_tokens} of {now.totals.prompt_tokens} prompt tokens were found there"

@@ -42,7 +42,8 @@ def add_flags(parser: Flags, cls: type[Any], only: Collection[str] | None = None
     the field's own answer instead of "unknown option".
     """
     for field in dataclasses.fields(cls):
-        if only is None or field.name in only:
+        mapping = field.metadata.get("kind") == "bias"  # has no form on a command line
+        if (only is None or field.name in only) and not mapping:
             parser.add_argument(flag_name(field.name), dest=field.name, **_options(field))
 
 

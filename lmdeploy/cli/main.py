@@ -91,7 +91,8 @@ def _run(argv: list[str]) -> int:
     args, unknown = build_parser().parse_known_args(argv)
     if unknown:
         raise ConfigError(_unknown_text(unknown, argv))
-    return _COMMANDS[args.command].run(args)
+    code: int = _COMMANDS[args.command].run(args)
+    return code
 
 
 def _complain(message: str, code: int) -> int:

@@ -9,11 +9,18 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from lmdeploy.config import GenerationConfig, TurbomindEngineConfig
+from lmdeploy.errors import EngineError
+
+if TYPE_CHECKING:
+    from lmdeploy.pipeline import Pipeline
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN = 128, 2, 4, 2, 32, 256
 VOCAB = 258  # every byte, then <s> and </s>
 NEW_TOKENS = 16
+PROMPT = "Every byte of this text is one token: é 漢 \U0001f600."
 
 
 def write_model(directory: Path, seed: int = 0) -> None:
@@ -46,8 +53,6 @@ def write_model(directory: Path, seed: int = 0) -> None:
 
 def run() -> str:
     """Load such a model, generate twice; one line that says how it went. Raises LMDeployError."""
-    from lmdeploy.errors import EngineError
-
     with tempfile.TemporaryDirectory(prefix="lmdeploy-smoke-") as name:
         directory = Path(name)
         write_model(directory)
@@ -56,29 +61,28 @@ def run() -> str:
         seconds = time.perf_counter() - begin
     if len(first) != NEW_TOKENS or first != second:
         raise EngineError(f"the smoke test generated {first} and then {second}: they must be equal")
-    return f"a random Llama loaded and generated {2 * NEW_TOKENS} tokens in {seconds:.2f} s"
+    return f"a random model was loaded and generated {2 * NEW_TOKENS} tokens in {seconds:.2f} s"
 
 
 def _generate(directory: Path) -> tuple[list[int], list[int]]:
-    import numpy as np
+    """Ids of the answer to one text, twice: the second time its prompt comes from the prefix cache."""
+    from lmdeploy.pipeline import pipeline
 
-    from lmdeploy.config import TurbomindEngineConfig
-    from lmdeploy.engine.request import Request
-    from lmdeploy.runtime.build import build_engine
-    from lmdeploy.runtime.resolve import resolve
+    engine = TurbomindEngineConfig(session_len=128, max_batch_size=2, cache_block_seq_len=16)
+    greedy = GenerationConfig(max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    with pipeline(str(directory), backend_config=engine) as pipe:
+        return _answer(pipe, greedy), _answer(pipe, greedy)
 
-    config = TurbomindEngineConfig(session_len=64, max_batch_size=2, max_prefill_token_num=64)
-    engine = build_engine(resolve(str(directory), config))
-    answers: dict[str, list[int]] = {"first": [], "second": []}
-    try:
-        for name in answers:
-            engine.add(Request(name, np.arange(1, 9, dtype=np.int32), max_new_tokens=NEW_TOKENS))
-            while engine.has_work:
-                for event in engine.step():
-                    answers[event.request_id] += event.token_ids
-    finally:
-        engine.executor.close()
-    return answers["first"], answers["second"]
+
+def _answer(pipe: Pipeline, config: GenerationConfig) -> list[int]:
+    from lmdeploy.messages import Response
+
+    answer = Response()
+    for piece in pipe.stream_infer(PROMPT, gen_config=config):
+        answer.extend(piece)
+    if answer.error_message is not None:
+        raise EngineError(f"the smoke test failed: {answer.error_message}")
+    return answer.token_ids
 
 
 def _write_weights(path: Path, seed: int) -> None:

@@ -188,9 +188,13 @@ def _refusal(request: Request, caps: Capabilities) -> str | None:
     ids = np.asarray(request.prompt_ids)
     if ids.min() < 0 or ids.max() >= caps.vocab_size:
         return f"the prompt holds a token id outside the vocabulary of {caps.vocab_size}"
-    if any(not 0 <= token < caps.vocab_size for token, _ in request.sampling.logit_bias):
-        return f"logit_bias names a token id outside the vocabulary of {caps.vocab_size}"
-    if max(request.sampling.logprobs or 0, request.prompt_logprobs or 0) > caps.max_logprobs:
+    sampling = request.sampling
+    banned = request.stop_ids if request.min_new_tokens else ()
+    if any(not 0 <= token < caps.vocab_size for token in (*dict(sampling.logit_bias), *banned)):
+        return f"logit_bias or a banned stop id is outside the vocabulary of {caps.vocab_size}"
+    if not 0 <= sampling.seed < 1 << 64 or not 0 <= sampling.top_k < 1 << 31:
+        return "seed must be an unsigned 64-bit number, top_k one that is not negative and below 2**31"
+    if max(sampling.logprobs or 0, request.prompt_logprobs or 0) > caps.max_logprobs:
         return f"more than {caps.max_logprobs} log-probabilities for a position cannot be returned"
     return None
 

@@ -166,6 +166,11 @@ class Sequence:
         return self.length - self.num_prompt
 
     @property
+    def max_stored(self) -> int:
+        """Tokens it will have in the cache at most; the last one drawn is never computed."""
+        return self.num_prompt + self.request.max_new_tokens - 1
+
+    @property
     def reusable_tokens(self) -> int:
         """Leading tokens that need no computing if cached: never the last one, nor one still to be scored."""
         if not self.scores_prompt or len(self.prompt_scores) == self.num_prompt - 1:

@@ -114,11 +114,13 @@ class Scheduler:
         return True
 
     def _fits(self, seq: Sequence, found: list[int]) -> bool:
+        if len(self.running) >= self._max_rows:
+            return False
         need = -(-seq.length // self._block_size) - len(found)
         revived = sum(not self._pool.is_held(block) for block in found)
-        # A block of growth for each running sequence, or the newcomer would be preempted again at once.
-        spare = self._pool.num_available - revived - len(self.running)
-        return need <= spare and len(self.running) < self._max_rows
+        # One block for each sequence that may still grow, or the newcomer would be preempted again at once.
+        growing = sum(s.max_stored > s.num_blocks * self._block_size for s in self.running)
+        return need + growing <= self._pool.num_available - revived
 
     def _start(self, seq: Sequence, found: list[int]) -> None:
         self._count_start(seq, found)

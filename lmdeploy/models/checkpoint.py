@@ -110,15 +110,37 @@ class Checkpoint:
         return TensorInfo(shape, info.kind, info.bits, info.group_size, share)
 
     def read(self, name: str) -> Tensor:
-        """The values, exactly as stored. Float arrays may be read-only views of the file."""
+        """The values, exactly as stored; ModelError when one is not finite. Float arrays may be read-only
+        views of the file."""
         source, rows = self._sources[name]
         tensor = self._store.read(source)
+        if not is_finite(tensor):
+            raise ModelError(
+                f"{self.source}: tensor {source!r} holds values that are not finite (NaN or infinite)."
+            )
         if rows is None:
             return tensor
         return tensor.rows(rows) if isinstance(tensor, GroupedTensor) else tensor[rows]
 
     def close(self) -> None:
         self._store.close()
+
+
+_EXPONENTS: dict[str, tuple[type[np.unsignedinteger], int]] = {
+    "float32": (np.uint32, 0x7F800000),
+    "float16": (np.uint16, 0x7C00),
+    "bfloat16": (np.uint16, 0x7F80),
+}
+_CHUNK = 1 << 16  # values; small enough for the cache, so that the check costs little beside reading
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite (exponent bits all set)."""
+    if isinstance(tensor, GroupedTensor):
+        return all(part is None or is_finite(part) for part in (tensor.scales, tensor.mins))
+    unsigned, mask = _EXPONENTS[tensor.dtype.name]
+    bits = np.ascontiguousarray(tensor).reshape(-1).view(unsigned)
+    return all(int((bits[i : i + _CHUNK] & unsigned(mask)).max()) < mask for i in range(0, bits.size, _CHUNK))
 
 
 def _row_count(rows: Rows, total: int) -> int:

@@ -20,7 +20,6 @@ LARGEST_LAYER_COUNT = 4096
 _OFF = (None, False, 0)
 # Field -> values that leave the mathematics of a plain decoder unchanged.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "quantization_config": (None,),
     "attention_bias": _OFF,
     "attention_out_bias": _OFF,
     "mlp_bias": _OFF,

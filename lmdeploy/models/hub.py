@@ -5,10 +5,10 @@ Knows the hub client only; what the files mean is `files.py`'s business.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
+from lmdeploy import env
 from lmdeploy.errors import ConfigError, ModelError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -26,7 +26,7 @@ def resolve_model_path(model: str, revision: str | None = None, download_dir: st
         return path
     if not _HUB_ID.fullmatch(model) or path.suffix == ".gguf":
         raise ModelError(f"{model}: no such file or directory, and not a hub id of the form OWNER/NAME.")
-    if os.environ.get("LMDEPLOY_USE_MODELSCOPE", "").strip().lower() in ("1", "true", "yes", "on"):
+    if env.USE_MODELSCOPE.on():
         raise ConfigError(
             "LMDEPLOY_USE_MODELSCOPE is set, but downloads from ModelScope are not supported; unset it or"
             " give a local directory."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import Checkpoint, GGUFStore
@@ -76,6 +77,7 @@ def _check_format(files: ModelFiles, model_format: str | None) -> None:
 def _hf_spec(files: ModelFiles) -> tuple[Family, ModelSpec]:
     config = read_json(files.path / "config.json")
     source = str(files.path / "config.json")
+    _refuse_quantized(config, source)
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     if name not in _BY_HF:
@@ -84,6 +86,16 @@ def _hf_spec(files: ModelFiles) -> tuple[Family, ModelSpec]:
     spec = _BY_HF[name].from_hf(fields)
     fields.refuse_unread()
     return _BY_HF[name], spec
+
+
+def _refuse_quantized(config: dict[str, Any], source: str) -> None:
+    quantization = config.get("quantization_config")
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise ModelError(
+            f"{source}: quantization_config is of method {method!r}, which cannot be read yet (readable:"
+            f" {', '.join(READABLE_FORMATS)}, without quantization_config)."
+        )
 
 
 def _gguf_spec(file: GGUFFile) -> tuple[Family, ModelSpec]:

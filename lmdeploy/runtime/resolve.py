@@ -90,7 +90,7 @@ def _resolve(
         model_len=spec.max_position,
         max_prefill_token_num=config.max_prefill_token_num,
         limits=limits,
-        kernels=_kernels(),
+        kernels=choose_kernels(),
         enable_prefix_caching=config.enable_prefix_caching,
         plan=plan,
         notes=_notes(config, plan, spec, limits.num_threads, machine),
@@ -112,8 +112,8 @@ def _plan(
     return plan_memory(_needs(checkpoint, limits), wishes, free, bound), limits
 
 
-def _kernels() -> str:
-    """The kernel set that the extension takes: the one named in the environment, else the best."""
+def choose_kernels() -> str:
+    """The kernel set that the extension takes: the one in the environment, else the best. ConfigError."""
     sets, name = kernel_sets(), env.KERNELS.text()
     if name is not None and name not in sets:
         raise ConfigError(f"{env.KERNELS.name}={name}: this CPU runs {', '.join(sets)} only")

@@ -7,6 +7,7 @@ from the user.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -260,7 +261,7 @@ def _read(path: Path) -> str:
 
 def _from_override(override: Override, tokenizer: Tokenizer) -> ChatTemplate:
     source = "chat template"
-    if isinstance(override, Path) or (isinstance(override, str) and _is_file(override)):
+    if isinstance(override, Path) or (isinstance(override, str) and os.path.isfile(override)):
         source = str(override)
         override = _read(Path(override))
     if isinstance(override, Mapping) or is_field_text(override):
@@ -282,7 +283,3 @@ def _from_override(override: Override, tokenizer: Tokenizer) -> ChatTemplate:
         return ChatTemplate({"default": override}, tokenizer, source)
     except ModelError as error:
         raise ConfigError(error.message) from None
-
-
-def _is_file(text: str) -> bool:
-    return len(text) < 4096 and "\n" not in text and "\0" not in text and Path(text).expanduser().is_file()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 
-def kernel_sets() -> list[str]:
+def kernel_sets() -> tuple[str, ...]:
     """Names of the kernel sets this machine can run, slowest first."""
     from lmdeploy.turbomind import _turbomind
 
-    return list(_turbomind.kernels.supported())
+    return tuple(_turbomind.kernels.supported())
 
 
 def chosen_kernels() -> str:

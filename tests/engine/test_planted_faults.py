@@ -210,6 +210,7 @@ def head_of_the_queue_starves(patch: Patch) -> None:
 @fault
 def newest_request_first(patch: Patch) -> None:
     patch.setattr(Scheduler, "add", lambda self, seq: self.waiting.insert(0, seq))
+    patch.setattr(Scheduler, "_make_room", Scheduler._fits)  # else the older would take its place back
 
 
 @fault

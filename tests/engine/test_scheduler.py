@@ -88,6 +88,16 @@ def test_a_prompt_that_only_just_fits_is_served() -> None:
     assert run(request("not", range(32), 5), num_blocks=8)["not"][0].finish_reason == "error"
 
 
+def test_as_many_full_sequences_as_the_cache_holds_run_at_once() -> None:
+    eng = engine(num_blocks=24)
+    for i in range(4):
+        eng.add(request(f"r{i}", range(100 * i, 100 * i + 21), 3))
+    eng.step()
+    assert eng.stats().running == 4
+    drain(eng)
+    assert eng.stats().totals.preemptions == 0
+
+
 def test_a_sequence_that_outgrows_the_empty_cache_ends_with_length() -> None:
     events = run(request("a", range(20), 500), request("b", range(30, 40), 500), num_blocks=8)
     for name, prompt in (("a", 20), ("b", 10)):

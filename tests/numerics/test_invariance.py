@@ -81,9 +81,9 @@ def test_number_of_threads(alone: tuple[list[int], np.ndarray], threads: int) ->
 def test_prefix_cache_hit(alone: tuple[list[int], np.ndarray]) -> None:
     engine = make_engine(enable_prefix_caching=True)
     run(engine, [replace(main_request("warm"), want_logits=False)], "warm")
-    before = engine.stats().cached_tokens
+    before = engine.stats().totals.cached_tokens
     assert_same(run(engine, [main_request()]), alone)
-    assert engine.stats().cached_tokens - before >= 128
+    assert engine.stats().totals.cached_tokens - before >= 128
 
 
 def test_after_preemption(alone: tuple[list[int], np.ndarray]) -> None:
@@ -93,4 +93,4 @@ def test_after_preemption(alone: tuple[list[int], np.ndarray]) -> None:
     older = Request("older", OTHERS[0][:32], max_new_tokens=pool_tokens - 32 - len(PROMPT) - 4)
     assert older.max_new_tokens > NEW_TOKENS
     assert_same(run(engine, [older, main_request()]), alone)
-    assert engine.stats().preemptions > 0
+    assert engine.stats().totals.preemptions > 0

@@ -207,11 +207,11 @@ print(time.process_time() - begin)
 """
 
 
-def seconds(statement: str, *blocked: str) -> float:
-    """CPU time of a statement in a fresh interpreter without some packages: best of three."""
+def seconds(statement: str, *blocked: str, runs: int = 3) -> float:
+    """CPU time of a statement in a fresh interpreter without some packages, best of `runs`."""
     code = BLOCKED.format(blocked=set(blocked), statement=statement)
     times = []
-    for _ in range(3):
+    for _ in range(runs):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         times.append(float(done.stdout.split()[-1]))
@@ -236,4 +236,16 @@ def test_base_modules_import_without_torch() -> None:
         for p in sources()
         if p.stem != "__main__" and name_of(p) != "models/reference.py"
     ]
-    seconds("import " + ", ".join(modules), "torch", "transformers", "ray", "matplotlib")
+    seconds("import " + ", ".join(modules), "torch", "transformers", "ray", "matplotlib", runs=1)
+
+
+# Files that hand the whole environment on without looking at a variable.
+PASS_ENVIRONMENT = ("env.py", "runtime/client.py", "cli/check_env.py")
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_environment_variables_are_read_in_one_file(path: Path) -> None:
+    used = {
+        ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+    }
+    assert name_of(path) in PASS_ENVIRONMENT or not used & {"os.environ", "os.getenv"}

@@ -1,0 +1,163 @@
+"""`lmdeploy serve api_server MODEL`: an OpenAI-compatible server.
+
+Owns its flags; what they mean is decided by `config`, `runtime.resolve` and `serve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from lmdeploy import env
+from lmdeploy.cli.flags import add_flags, from_args
+from lmdeploy.config import TurbomindEngineConfig
+from lmdeploy.errors import ConfigError
+
+_ABSENT_COMMANDS = {"proxy": "this version serves one machine; put any HTTP load balancer in front"}
+_ABSENT_FLAGS = {
+    "proxy_url": "this version has no proxy to register at",
+    "tool_call_parser": "this version does not parse tool calls",
+    "reasoning_parser": "this version does not separate reasoning from the answer",
+    "allowed_media_domains": "models here read text only",
+    "vision_max_batch_size": "models here read text only",
+    "allow_terminate_by_client": "stop the server with SIGTERM or Ctrl-C",
+    "enable_abort_handling": "a request is stopped by closing its connection",
+}
+
+
+def add_parser(subparsers: Any) -> None:
+    serve = subparsers.add_parser("serve", help="serve a model over HTTP")
+    commands = serve.add_subparsers(dest="serve_command", metavar="COMMAND", required=True)
+    parser = commands.add_parser(
+        "api_server",
+        aliases=["api-server"],
+        help="an OpenAI-compatible server",
+        description="Serve a model at /v1/chat/completions and /v1/completions.",
+    )
+    parser.add_argument("model_path", metavar="MODEL", help="directory, GGUF file or hub id")
+    _add_server_flags(parser.add_argument_group("server"))
+    _add_model_flags(parser.add_argument_group("model"))
+    add_flags(parser.add_argument_group("engine"), TurbomindEngineConfig)
+    for name in _ABSENT_FLAGS:
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, dest=name, nargs="*", default=None, help=argparse.SUPPRESS)
+    for name, instead in _ABSENT_COMMANDS.items():
+        commands.add_parser(name, add_help=False).set_defaults(instead=instead)
+
+
+def _add_server_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--server-name", default="0.0.0.0", metavar="HOST", help="address to listen on (default: 0.0.0.0)")
+    add("--server-port", type=int, default=23333, metavar="PORT", help="port (default: 23333; 0: a free one)")
+    add("--allow-origins", nargs="+", default=["*"], metavar="ORIGIN", help="CORS origins (default: *)")
+    add("--allow-methods", nargs="+", default=["*"], metavar="METHOD", help="CORS methods (default: *)")
+    add("--allow-headers", nargs="+", default=["*"], metavar="HEADER", help="CORS headers (default: *)")
+    add("--allow-credentials", action="store_true", help="CORS credentials")
+    add("--api-keys", nargs="+", default=[], metavar="KEY", help="keys that let a client in; none: all may")
+    add("--ssl", action="store_true", help="HTTPS with the files named by SSL_KEYFILE and SSL_CERTFILE")
+    add(
+        "--max-concurrent-requests",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="requests held at once, running or waiting; more are answered 429 (default: 1024)",
+    )
+    add(
+        "--log-level", default="WARNING", metavar="LEVEL", help="REQUEST also logs prompts (default: WARNING)"
+    )
+    add("--max-log-len", type=int, metavar="N", help="characters of a prompt that are logged (default: all)")
+    add("--disable-fastapi-docs", action="store_true", help="no /docs and no /openapi.json")
+
+
+def _add_model_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--model-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name of the model for clients, may be repeated; the last part of MODEL always works too",
+    )
+    add("--chat-template", metavar="NAME|FILE", help="chat template in place of the model's own")
+    add(
+        "--generation-config",
+        default="auto",
+        metavar="SOURCE",
+        help="sampling defaults: auto (the model's), lmdeploy (none) or a folder (default: auto)",
+    )
+    add("--backend", default="turbomind", help="the engine; this version has turbomind")
+    add("--trust-remote-code", action="store_true", help="no effect: code of a model is never run")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.serve_command in _ABSENT_COMMANDS:
+        raise ConfigError(f"`lmdeploy serve {args.serve_command}` is not available: {args.instead}")
+    _check(args)
+    return _serve(args, from_args(TurbomindEngineConfig, args))
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raises ConfigError for flags that have no meaning here or contradict each other."""
+    for name, instead in _ABSENT_FLAGS.items():
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} is not available: {instead}")
+    if args.backend != "turbomind":
+        raise ConfigError(f"--backend {args.backend}: this version has turbomind only")
+    if args.max_concurrent_requests < 1:
+        raise ConfigError("--max-concurrent-requests must be at least 1")
+    if args.ssl and not (env.SSL_KEYFILE.text() and env.SSL_CERTFILE.text()):
+        raise ConfigError("--ssl needs SSL_KEYFILE and SSL_CERTFILE in the environment")
+
+
+def _serve(args: argparse.Namespace, engine: TurbomindEngineConfig) -> int:
+    # Imported here: parsers are built without loading the web server or an engine.
+    from pathlib import Path
+
+    from lmdeploy.logging import set_up
+    from lmdeploy.runtime.client import ProcessClient
+    from lmdeploy.runtime.generate import load_frontend
+    from lmdeploy.runtime.messages import Recipe
+    from lmdeploy.runtime.resolve import plan_table, resolve
+    from lmdeploy.serve.launch import Listener, bind, run_server
+    from lmdeploy.serve.openai.served import SAMPLING_DEFAULTS, Served
+
+    set_up(args.log_level)
+    ssl = (env.SSL_KEYFILE.text(), env.SSL_CERTFILE.text()) if args.ssl else (None, None)
+    listener = Listener(args.server_name, args.server_port, *ssl)
+    with bind(listener.host, listener.port) as sock:
+        config = resolve(args.model_path, engine)
+        print(plan_table(config), flush=True)
+        frontend = load_frontend(
+            Path(config.model_path),
+            session_len=config.session_len,
+            vocab_size=config.vocab_size,
+            chat_template=args.chat_template,
+            interface_defaults=SAMPLING_DEFAULTS,
+            generation_config=args.generation_config,
+        )
+        client = ProcessClient(Recipe.of("lmdeploy.runtime.build:build_engine", config))
+        served = Served(frontend, client, args.model_path, tuple(args.model_name), _options(args))
+        port = sock.getsockname()[1]
+        run_server(served, sock, listener, lambda: _announce(args, port, served.ids))
+    return 0
+
+
+def _announce(args: argparse.Namespace, port: int, names: tuple[str, ...]) -> None:
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(args.server_name, args.server_name)
+    scheme = "https" if args.ssl else "http"
+    print(f"serving {', '.join(names)} at {scheme}://{host}:{port}/v1", flush=True)
+
+
+def _options(args: argparse.Namespace) -> Any:
+    from lmdeploy.serve.openai.served import ServerOptions
+
+    return ServerOptions(
+        api_keys=tuple(args.api_keys),
+        allow_origins=tuple(args.allow_origins),
+        allow_methods=tuple(args.allow_methods),
+        allow_headers=tuple(args.allow_headers),
+        allow_credentials=args.allow_credentials,
+        max_requests=args.max_concurrent_requests,
+        max_log_len=args.max_log_len,
+        docs=not args.disable_fastapi_docs,
+    )

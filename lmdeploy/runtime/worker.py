@@ -1,0 +1,168 @@
+"""Main of the engine process: `python -m lmdeploy.runtime.worker FD`.
+
+Owns the loop around one engine: read commands, step while there is work, send what a step produced as one
+message. It sleeps in select when there is nothing to do. It ends when told to, when the socket to its parent
+closes, and when its parent dies. Knows no event loop, no HTTP and no text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import Any
+
+import msgspec
+
+from lmdeploy.errors import EngineDeadError, LMDeployError
+from lmdeploy.runtime.messages import (
+    Abort,
+    Add,
+    Close,
+    Command,
+    Drain,
+    Failed,
+    Frames,
+    GetStats,
+    Message,
+    Ready,
+    Recipe,
+    Rejected,
+    Stats,
+    Step,
+    command_decoder,
+    error_kind,
+    pack,
+)
+
+_PR_SET_PDEATHSIG = 1
+_READ_BYTES = 1 << 18
+
+
+class ParentGoneError(Exception):
+    """The other end of the socket is closed."""
+
+
+class Channel:
+    """Blocking, framed view of the socket to the parent."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._frames = Frames()
+
+    def send(self, message: Message) -> None:
+        try:
+            self._sock.sendall(pack(message))
+        except (BrokenPipeError, ConnectionResetError):
+            raise ParentGoneError from None
+
+    def receive(self, block: bool) -> list[Command]:
+        """All complete commands that are there; waits for bytes first when `block`."""
+        if not select.select([self._sock], [], [], None if block else 0)[0]:
+            return []
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise ParentGoneError
+        return [command_decoder.decode(frame) for frame in self._frames.feed(data)]
+
+
+class Worker:
+    """Runs one engine until told to end."""
+
+    def __init__(self, engine: Any, channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._draining = False
+        self._closed = False
+
+    def run(self) -> None:
+        while not self._closed and not (self._draining and not self._engine.has_work):
+            for command in self._channel.receive(block=not self._engine.has_work):
+                self._handle(command)
+            if self._engine.has_work and not self._closed:
+                events = self._engine.step()
+                if events:
+                    self._channel.send(Step(events))
+
+    def _handle(self, command: Command) -> None:
+        if isinstance(command, Add):
+            self._add(command)
+        elif isinstance(command, Abort):
+            for request_id in command.request_ids:
+                self._engine.abort(request_id)
+        elif isinstance(command, GetStats):
+            self._channel.send(Stats(msgspec.to_builtins(self._engine.stats())))
+        elif isinstance(command, Drain):
+            self._draining = True
+        elif isinstance(command, Close):
+            self._closed = True
+
+    def _add(self, command: Add) -> None:
+        request = command.request
+        try:
+            if self._draining:
+                raise EngineDeadError("the server is shutting down")
+            self._engine.add(request)
+        except LMDeployError as error:
+            self._channel.send(Rejected(request.request_id, error_kind(error), error.message, error.param))
+
+
+def _live_and_die_with_parent() -> None:
+    """Signals for the parent's process group are the parent's business; its death is ours."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _build(channel: Channel, recipe: Recipe) -> Any:
+    """The engine, or None after telling the parent why there is none."""
+    try:
+        return recipe.build()
+    except LMDeployError as error:
+        channel.send(Failed(error_kind(error), error.message))
+    except Exception as error:  # the edge of the process: the parent must learn of any failure
+        traceback.print_exc()
+        channel.send(Failed("EngineError", f"the engine could not be built: {type(error).__name__}: {error}"))
+    return None
+
+
+def _info(engine: Any, seconds: float) -> dict[str, Any]:
+    capabilities = msgspec.to_builtins(engine.executor.capabilities())
+    return {"pid": os.getpid(), "load_seconds": seconds, **capabilities}
+
+
+def main(argv: list[str]) -> int:
+    _live_and_die_with_parent()
+    channel = Channel(socket.socket(fileno=int(argv[1])))
+    try:
+        commands: list[Command] = []
+        while not commands:
+            commands = channel.receive(block=True)
+        recipe = commands[0]
+        if not isinstance(recipe, Recipe):
+            raise TypeError("the first message must be the recipe")
+        started = time.monotonic()
+        engine = _build(channel, recipe)
+        if engine is None:
+            return 1
+        channel.send(Ready(_info(engine, time.monotonic() - started)))
+        Worker(engine, channel).run()
+    except ParentGoneError:
+        return 0
+    except Exception:  # the edge of the process: say why it ends; the parent restarts it
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

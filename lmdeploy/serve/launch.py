@@ -1,0 +1,165 @@
+"""Runs the server: socket, web server, engine process, signals, the end.
+
+Owns the order of starting and stopping. Knows no route and no flag.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from lmdeploy.errors import ConfigError, LMDeployError
+from lmdeploy.serve.openai.app import build_app
+from lmdeploy.serve.openai.served import Served
+
+DRAIN_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Where to listen; TLS when both files are given."""
+
+    host: str
+    port: int
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+
+
+class PortInUseError(LMDeployError):
+    """Nothing can listen at the address."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that holds the address from now on. Raises PortInUseError and ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        # Without this a second server could bind the same address until the first one listens.
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        reason = error.strerror or str(error)
+        raise PortInUseError(
+            f"cannot listen on {host} port {port}: {reason}; choose another address with --server-name and "
+            "--server-port"
+        ) from None
+    except OverflowError:
+        sock.close()
+        raise ConfigError(f"--server-port {port}: must be between 0 and 65535") from None
+    return sock
+
+
+class PromptProtocol(HttpToolsProtocol):  # type: ignore[misc]
+    """Sends each event at once: a socket that was bound before has Nagle's algorithm still on."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        super().connection_made(transport)
+
+
+class _WebServer(uvicorn.Server):  # type: ignore[misc]
+    """A uvicorn server that leaves the signals to us: they drain first, and the exit code is 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run_server(served: Served, sock: socket.socket, listener: Listener, announce: Callable[[], None]) -> None:
+    """Serve until a signal comes. `announce` is called when the engine can answer.
+
+    SIGTERM and SIGINT: refuse what is new, finish what runs within DRAIN_SECONDS, end; a second one ends at
+    once. Raises what the engine raised while it was starting.
+    """
+    _run(_Life(served, sock, listener, announce).run())
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    try:
+        import uvloop
+    except ImportError:  # it does not exist for Windows
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+class _Life:
+    """One run of the server from start to end."""
+
+    def __init__(
+        self, served: Served, sock: socket.socket, listener: Listener, announce: Callable[[], None]
+    ) -> None:
+        self._served = served
+        self._sock = sock
+        self._web = _WebServer(_web_config(build_app(served), listener))
+        self._announce = announce
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        web = loop.create_task(self._web.serve(sockets=[self._sock]))
+        try:
+            if await self._engine_started():
+                self._announce()
+                await self._stop.wait()
+            await self._drain()
+        finally:
+            await self._served.client.close()
+            self._web.should_exit = True
+            await web
+
+    def _on_signal(self) -> None:
+        (self._stop_now if self._stop.is_set() else self._stop).set()
+
+    async def _engine_started(self) -> bool:
+        """False when a signal came first."""
+        start = asyncio.ensure_future(self._served.client.start())
+        stop = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if start.done():
+            start.result()
+            return True
+        start.cancel()
+        with contextlib.suppress(asyncio.CancelledError, LMDeployError):
+            await start
+        return False
+
+    async def _drain(self) -> None:
+        self._served.draining = True
+        deadline = asyncio.get_running_loop().time() + DRAIN_SECONDS
+        while self._served.active and asyncio.get_running_loop().time() < deadline:
+            if self._stop_now.is_set():
+                break
+            await asyncio.sleep(0.02)
+
+
+def _web_config(app: ASGIApp, listener: Listener) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=PromptProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+        ssl_keyfile=listener.ssl_keyfile,
+        ssl_certfile=listener.ssl_certfile,
+    )

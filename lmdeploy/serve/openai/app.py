@@ -1,0 +1,133 @@
+"""The ASGI application: routes and what wraps them.
+
+Owns the order of the layers: CORS outermost, so that refusals carry its headers too; then request ids, keys,
+admission, routes. Knows no socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from lmdeploy import __version__
+from lmdeploy.errors import LMDeployError
+from lmdeploy.serve.openai import errors
+from lmdeploy.serve.openai.chat import chat_completions
+from lmdeploy.serve.openai.completions import completions
+from lmdeploy.serve.openai.middleware import HEALTH_PATHS, Admission, ApiKeys, RequestIds
+from lmdeploy.serve.openai.models import get_model, list_models
+from lmdeploy.serve.openai.protocol import ChatBody, CompletionBody
+from lmdeploy.serve.openai.served import Served
+from lmdeploy.serve.openai.transport import json_response
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def build_app(served: Served) -> ASGIApp:
+    """The whole application for one served model."""
+    options = served.options
+    app: ASGIApp = Admission(_routes(served), served)
+    app = RequestIds(ApiKeys(app, options.api_keys))
+    return CORSMiddleware(
+        app,
+        allow_origins=options.allow_origins,
+        allow_methods=options.allow_methods,
+        allow_headers=options.allow_headers,
+        allow_credentials=options.allow_credentials,
+        expose_headers=["x-request-id"],
+    )
+
+
+def _routes(served: Served) -> FastAPI:
+    docs = served.options.docs
+    app = FastAPI(
+        title="LMDeploy",
+        version=__version__,
+        docs_url="/docs" if docs else None,
+        openapi_url="/openapi.json" if docs else None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.add_exception_handler(LMDeployError, errors.on_known_error)
+    app.add_exception_handler(HTTPException, errors.on_http_exception)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(Exception, errors.on_bug)
+    for path in HEALTH_PATHS:
+        _get(app, path, lambda _: _health(served), in_schema=path == "/health")
+    _get(app, "/version", lambda _: _version())
+    _get(app, "/v1/models", lambda _: _async(list_models(served)))
+    _get(app, "/v1/models/{name:path}", lambda r: _async(get_model(served, r.path_params["name"])))
+    _post(app, "/v1/chat/completions", lambda r: chat_completions(served, r), ChatBody)
+    _post(app, "/v1/completions", lambda r: completions(served, r), CompletionBody)
+    return app
+
+
+def _get(app: FastAPI, path: str, handler: Handler, in_schema: bool = True) -> None:
+    """A GET route that also answers HEAD."""
+
+    async def endpoint(request: Request) -> Response:
+        return await handler(request)
+
+    endpoint.__name__ = "get" + path.partition("{")[0].replace("/", "_")
+    app.add_api_route(path, endpoint, methods=["GET"], include_in_schema=in_schema)
+    app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
+
+
+def _post(app: FastAPI, path: str, handler: Handler, body: type[Any]) -> None:
+    """A POST route that reads its body itself; `body` is its schema."""
+
+    async def endpoint(request: Request) -> Response:
+        return await handler(request)
+
+    endpoint.__name__ = "post" + path.replace("/", "_")
+    content = {"application/json": {"schema": _without_references(body.model_json_schema())}}
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=["POST"],
+        openapi_extra={"requestBody": {"required": True, "content": content}},
+    )
+
+
+def _without_references(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with its definitions written out where they are used."""
+    definitions = schema.pop("$defs", {})
+
+    def resolved(value: Any) -> Any:
+        if isinstance(value, dict) and "$ref" in value:
+            return resolved(definitions[value["$ref"].rpartition("/")[2]])
+        if isinstance(value, dict):
+            return {key: resolved(item) for key, item in value.items()}
+        return [resolved(item) for item in value] if isinstance(value, list) else value
+
+    found: dict[str, Any] = resolved(schema)
+    return found
+
+
+async def _async(response: Response) -> Response:
+    return response
+
+
+async def _health(served: Served) -> Response:
+    """200 when the engine can answer."""
+    if served.client.ready and not served.draining:
+        return json_response({"status": "ok"})
+    body = {"status": "draining" if served.draining else "engine not ready"}
+    return Response(msgspec.json.encode(body), 503, media_type="application/json")
+
+
+async def _version() -> Response:
+    return json_response({"version": __version__})
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    """The client has left; nobody reads this."""
+    return Response(status_code=499)

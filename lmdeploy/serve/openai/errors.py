@@ -1,0 +1,131 @@
+"""Errors on the wire: the one body, and what becomes of errors that do not come from this project.
+
+Owns the shape `{"error": {message, type, param, code}}`, the status of each error and the wording of
+validation errors. Knows no route.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lmdeploy.errors import LMDeployError, RequestError
+
+logger = logging.getLogger("lmdeploy.serve")
+
+_PROBLEMS = {
+    "int_from_float": "must be an integer",
+    "int_type": "must be an integer",
+    "list_type": "must be a list",
+}
+_SHOWN = 200  # characters of a client's value that are repeated in a message
+
+
+class MissingFieldError(RequestError):
+    """A required field is absent."""
+
+    code = "missing_required_parameter"
+
+
+class InvalidValueError(RequestError):
+    """A field has a value that is not allowed."""
+
+    code = "invalid_value"
+
+
+class HttpError(RequestError):
+    """A request that is wrong as HTTP: unknown route, wrong method, type or size of the body."""
+
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+def error_body(error: LMDeployError) -> dict[str, Any]:
+    """The body of every error answer, and of the error event of a stream."""
+    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return {"error": fields}
+
+
+def error_response(error: LMDeployError) -> Response:
+    headers = {}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if error.status in (429, 503):
+        headers["Retry-After"] = "1"
+    body = msgspec.json.encode(error_body(error))
+    return Response(body, error.status, headers, media_type="application/json")
+
+
+def internal_error() -> LMDeployError:
+    """What a client is told of a bug; the log has the rest."""
+    return LMDeployError("The server failed on this request; its log says why.")
+
+
+async def on_known_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, LMDeployError)
+    if error.status >= 500:
+        logger.error("%s %s: %s", request.method, request.url.path, error.message)
+    return error_response(error)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    message = {
+        404: f"Unknown route: {where}.",
+        405: f"Method not allowed: {where}.",
+    }.get(error.status_code, str(error.detail))
+    response = error_response(HttpError(error.status_code, message))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    logger.exception("%s %s failed", request.method, request.url.path, exc_info=error)
+    return error_response(internal_error())
+
+
+def shorten(value: object) -> str:
+    """A client's value for a message, in at most about 200 characters."""
+    if isinstance(value, str):
+        return repr(value) if len(value) <= _SHOWN else repr(value[:_SHOWN]) + "..."
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} with {len(value)} entries"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def path_of(loc: Sequence[int | str]) -> str:
+    """`("messages", 2, "content")` -> `messages[2].content`."""
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def from_validation(error: ValidationError) -> RequestError:
+    """The first fault, in words that say field, value and what is allowed."""
+    fault = error.errors(include_url=False)[0]
+    param = path_of(fault["loc"])
+    if fault["type"] == "json_invalid":
+        return RequestError(f"The body is not valid JSON: {fault['ctx']['error']}.")
+    if fault["type"] == "missing":
+        return MissingFieldError(f"Missing required parameter: '{param}'.", param=param)
+    if not param:
+        return RequestError("The body must be a JSON object.")
+    problem = _PROBLEMS.get(fault["type"]) or fault["msg"].replace("Input should", "must").replace(
+        "valid ", ""
+    )
+    got = shorten(fault["input"])
+    return InvalidValueError(f"Invalid value for '{param}': {problem}, got {got}.", param=param)

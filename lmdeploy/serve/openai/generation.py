@@ -1,0 +1,147 @@
+"""Runs the answers of one HTTP request: engine requests in, pieces of text out, the same for both modes.
+
+Owns the abort of what nobody waits for any more. Knows no wire format.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from lmdeploy.engine.request import Request, TokenEvent, TokenLogprobs
+from lmdeploy.errors import EngineError
+from lmdeploy.runtime.client import ProcessClient, Stream
+from lmdeploy.runtime.generate import Choice, Delta
+
+
+@dataclass(slots=True)
+class Answer:
+    """One choice of one prompt while it is being generated."""
+
+    index: int
+    request: Request
+    choice: Choice
+    cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.prompt_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one event added to one answer."""
+
+    answer: Answer
+    delta: Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one HTTP request; each prompt counts once, whatever n."""
+
+    prompt: int
+    completion: int
+    cached: int
+
+    def body(self) -> dict[str, object]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        }
+
+
+@dataclass(slots=True)
+class Whole:
+    """One answer when it is finished. `entries` are the log-probabilities of `token_ids`, when asked for."""
+
+    answer: Answer
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    entries: list[TokenLogprobs] = field(default_factory=list)
+    end: Delta = field(default_factory=Delta)
+
+
+@dataclass(slots=True)
+class Generation:
+    """All answers of one HTTP request; `per_prompt` of them belong to each prompt, in order."""
+
+    client: ProcessClient
+    answers: Sequence[Answer]
+    per_prompt: int
+    _stream: Stream | None = field(default=None, init=False)
+
+    async def pieces(self, idle: float | None = None) -> AsyncGenerator[list[Piece], None]:
+        """Pieces as they come, those of one moment together; an empty list after `idle` silent seconds.
+
+        Leaving the iterator aborts what still runs. Raises the engine's errors.
+        """
+        answers = {a.request.request_id: a for a in self.answers}
+        stream = await self.client.submit(*(a.request for a in self.answers))
+        try:
+            while not stream.ended:
+                if not await stream.wait(idle):
+                    yield []
+                    continue
+                events = stream.take()
+                pieces = [p for e in events if (p := _piece(stream, answers[e.request_id], e)) is not None]
+                if pieces:
+                    yield pieces
+                _raise_failure(events)
+        finally:
+            stream.abort()
+
+    async def whole(self) -> list[Whole]:
+        """All answers, once they are finished. Raises the engine's errors."""
+        wholes = {a.index: Whole(a) for a in self.answers}
+        texts: dict[int, list[str]] = {index: [] for index in wholes}
+        async with aclosing(self.pieces()) as moments:
+            async for piece in (piece async for moment in moments for piece in moment):
+                whole = wholes[piece.answer.index]
+                texts[piece.answer.index].append(piece.delta.text)
+                whole.token_ids += piece.delta.token_ids
+                whole.entries += piece.delta.logprobs
+                whole.end = piece.delta
+        for index, whole in wholes.items():
+            whole.text = "".join(texts[index])
+        return list(wholes.values())
+
+    def usage(self) -> Usage:
+        firsts = self.answers[:: self.per_prompt]
+        return Usage(
+            prompt=sum(a.prompt_tokens for a in firsts),
+            completion=sum(a.choice.generated for a in self.answers),
+            cached=sum(a.cached_tokens for a in firsts),
+        )
+
+
+def _piece(stream: Stream, answer: Answer, event: TokenEvent) -> Piece | None:
+    answer.cached_tokens = event.cached_tokens
+    if event.prompt_logprobs:
+        answer.prompt_logprobs = event.prompt_logprobs
+    if answer.choice.finished or event.finish_reason in ("error", "abort"):
+        return None
+    delta = answer.choice.feed(event)
+    if answer.choice.finished and event.finish_reason is None:
+        stream.abort(event.request_id)
+    return Piece(answer, delta)
+
+
+def _raise_failure(events: Sequence[TokenEvent]) -> None:
+    for event in events:
+        if event.finish_reason in ("error", "abort"):
+            raise EngineError(event.error or "the engine ended this request")
+
+
+_numbers = itertools.count()
+
+
+def request_id() -> str:
+    """An id for the engine, unique in this process whatever clients send."""
+    return f"http-{next(_numbers)}"

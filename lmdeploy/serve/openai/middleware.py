@@ -1,0 +1,113 @@
+"""What wraps every route, as plain ASGI: request ids, keys, admission.
+
+Owns who may come in and how many at once. Knows no route but the ones that are open to all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import uuid
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lmdeploy.errors import AuthenticationError, EngineDeadError, LMDeployError, OverloadedError
+from lmdeploy.serve.openai.errors import error_response
+from lmdeploy.serve.openai.served import Served
+
+HEALTH_PATHS = ("/health", "/ping", "/v1/health")
+OPEN_PATHS = frozenset((*HEALTH_PATHS, "/docs", "/openapi.json"))
+_MAX_ID = 128
+
+
+class RequestIds:
+    """Gives each answer an `x-request-id`, the client's own where it sent one; drops trailing slashes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        name = _client_id(Headers(scope=scope)) or uuid.uuid4().hex
+        path = scope["path"]
+        if len(path) > 1 and path.endswith("/"):
+            scope = {**scope, "path": path.rstrip("/") or "/"}
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = name
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def _client_id(headers: Headers) -> str | None:
+    name = headers.get("x-request-id", "")
+    return name if 0 < len(name) <= _MAX_ID and name.isascii() and name.isprintable() else None
+
+
+class ApiKeys:
+    """Lets in who has one of the keys, as `Authorization: Bearer K` or `x-api-key: K`."""
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self._app = app
+        self._digests = [_digest(key) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._digests or self._is_open(scope):
+            return await self._app(scope, receive, send)
+        problem = self._problem(Headers(scope=scope))
+        if problem is None:
+            return await self._app(scope, receive, send)
+        await error_response(AuthenticationError(problem))(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        return scope["method"] == "OPTIONS" or scope["path"] in OPEN_PATHS
+
+    def _problem(self, headers: Headers) -> str | None:
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        offered = [bearer.strip()] if scheme.lower() == "bearer" else []
+        offered += [key] if (key := headers.get("x-api-key")) else []
+        if not any(offered):
+            return "No API key was sent; send `Authorization: Bearer KEY` or `x-api-key: KEY`."
+        return None if any(map(self._known, offered)) else "The API key is wrong."
+
+    def _known(self, key: str) -> bool:
+        """Compares with every key, in the same time wherever they differ."""
+        return sum(hmac.compare_digest(_digest(key), digest) for digest in self._digests) > 0
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+class Admission:
+    """Counts the POST requests that are being answered; refuses more than fit and all while draining."""
+
+    def __init__(self, app: ASGIApp, served: Served) -> None:
+        self._app = app
+        self._served = served
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        refusal = self._refusal()
+        if refusal is not None:
+            return await error_response(refusal)(scope, receive, send)
+        self._served.active += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._served.active -= 1
+
+    def _refusal(self) -> LMDeployError | None:
+        if self._served.draining:
+            return EngineDeadError("The server is shutting down.")
+        if self._served.active >= self._served.options.max_requests:
+            return OverloadedError(
+                f"The server already holds {self._served.active} requests; try again later."
+            )
+        return None

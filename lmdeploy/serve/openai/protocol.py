@@ -1,0 +1,253 @@
+"""Bodies of the requests: fields, types, ranges, and which known fields are refused.
+
+Owns what is valid by itself; what depends on the model (vocabulary, context length, template) is checked
+later. An explicit null counts as absent everywhere. Unknown fields are accepted and logged once per name.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+from lmdeploy.config import GenerationConfig
+from lmdeploy.errors import RequestError
+from lmdeploy.serve.openai.errors import InvalidValueError, from_validation
+
+logger = logging.getLogger("lmdeploy.serve")
+
+MAX_STOPS = 32
+MAX_STOP_LENGTH = 1024
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+
+
+def _number(value: Any) -> Any:
+    """JSON numbers only: neither true nor "1" is one. 1.0 is an integer."""
+    if isinstance(value, bool | str):
+        raise PydanticCustomError("number_type", "must be a number")
+    return value
+
+
+def _stops(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(s, str) for s in stops):
+        raise PydanticCustomError("stops", "must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise PydanticCustomError("stops", "must hold at most {most} strings", {"most": MAX_STOPS})
+    if not all(0 < len(s) <= MAX_STOP_LENGTH for s in stops):
+        raise PydanticCustomError(
+            "stops", "must hold strings of 1 to {most} characters", {"most": MAX_STOP_LENGTH}
+        )
+    return stops
+
+
+Int = Annotated[int, BeforeValidator(_number)]
+Float = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Count = Annotated[Int, Field(ge=1)]
+TokenId = Annotated[Int, Field(ge=0, lt=2**31)]
+Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str])]
+
+
+class StreamOptions(BaseModel):
+    include_usage: StrictBool | None = None
+    continuous_usage_stats: StrictBool | None = None
+
+
+class GenerationBody(BaseModel):
+    """Fields both routes share."""
+
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
+
+    model: str | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[Float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[Int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[Float, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[Float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[Float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[Float, Field(gt=0)] | None = None
+    seed: Annotated[Int, Field(ge=-(2**63), lt=2**63)] | None = None
+    n: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: Stops | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: StrictBool | None = None
+    min_tokens: Annotated[Int, Field(ge=0)] | None = Field(
+        None, validation_alias=AliasChoices("min_tokens", "min_new_tokens")
+    )
+    logit_bias: dict[str, Float] | None = None
+    bad_words: list[str] | None = None
+    skip_special_tokens: StrictBool | None = None
+    include_stop_str_in_output: StrictBool | None = None
+    truncate_prompt_tokens: Count | None = None
+    cache_salt: str | None = None
+    return_token_ids: StrictBool | None = None
+    stream: StrictBool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    def generation_config(self, max_new_tokens: int | None, logprobs: int | None) -> GenerationConfig:
+        """The same wishes in the project's own words; sampling is on unless the temperature is 0."""
+        return GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            do_sample=True,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=None if self.top_k is None else max(0, self.top_k),
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self.token_bias(),
+            random_seed=self.seed,
+            min_new_tokens=self.min_tokens,
+            ignore_eos=bool(self.ignore_eos),
+            stop_words=self.stop or None,
+            bad_words=self.bad_words or None,
+            stop_token_ids=self.stop_token_ids or None,
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False,
+            logprobs=logprobs,
+        )
+
+    def token_bias(self) -> dict[int, float] | None:
+        """logit_bias by token id. Raises RequestError for keys that are no ids."""
+        bias = {}
+        for key, value in (self.logit_bias or {}).items():
+            if not (key.isascii() and key.isdecimal() and len(key) <= 10):
+                raise InvalidValueError(
+                    f"Invalid value for 'logit_bias': {key[:40]!r} is not a token id.", param="logit_bias"
+                )
+            bias[int(key)] = min(max(value, -100.0), 100.0)
+        return bias or None
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "object"}, "minItems": 1})]
+    max_completion_tokens: Count | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: StrictBool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    documents: list[Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+
+    def check(self) -> None:
+        """What concerns several fields. Raises RequestError."""
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidValueError("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidValueError(
+                "'continue_final_message' and 'add_generation_prompt' cannot both be true.",
+                param="continue_final_message",
+            )
+        if self.tools and self.tool_choice != "none":
+            raise RequestError(
+                "'tools' are not supported by this server; leave them out or set 'tool_choice' to \"none\".",
+                param="tools",
+            )
+        if not self.tools and self.tool_choice not in (None, "none", "auto"):
+            raise InvalidValueError("'tool_choice' is given without 'tools'.", param="tool_choice")
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: Any = None
+    max_tokens: Annotated[Int, Field(ge=0)] | None = None
+    logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: StrictBool | None = None
+    best_of: Annotated[Int, Field(ge=1, le=20)] | None = None
+    add_special_tokens: StrictBool | None = None
+
+    def check(self) -> None:
+        """What concerns several fields. Raises RequestError."""
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidValueError("'max_tokens' must be at least 1 without 'echo'.", param="max_tokens")
+        if self.best_of is not None and self.best_of < self.choices:
+            raise InvalidValueError(
+                f"'best_of' must be at least 'n' ({self.choices}), got {self.best_of}.", param="best_of"
+            )
+        if self.best_of is not None and self.best_of > self.choices and self.stream:
+            raise InvalidValueError("'best_of' cannot be used with 'stream'.", param="best_of")
+
+
+# Names that would change the answer and cannot be served; their empty values are accepted.
+_REFUSED = dict.fromkeys(
+    (
+        "functions",
+        "function_call",
+        "audio",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "guided_decoding_backend",
+        "allowed_token_ids",
+        "prompt_logprobs",
+        "use_beam_search",
+        "length_penalty",
+        "logits_processors",
+        "repetition_ngram_size",
+        "repetition_ngram_threshold",
+        "input_ids",
+        "image_data",
+        "return_routed_experts",
+    ),
+    "is not supported by this server",
+) | {
+    "chat_template": "may not be given per request; the server's --chat-template decides",
+    "suffix": "needs a model that is trained to fill in the middle",
+}
+_EMPTY: tuple[Any, ...] = (None, False, "", 0, "none", [], {})
+_logged: set[str] = set()
+_LOGGED_AT_MOST = 1000  # names; a client that invents names must not grow the set for ever
+
+
+def _check_extras(extras: dict[str, Any]) -> None:
+    for name, value in extras.items():
+        if name in _REFUSED and value not in _EMPTY:
+            raise RequestError(f"'{name}' {_REFUSED[name]}.", param=name)
+        if name == "modalities" and value not in (None, ["text"]):
+            raise RequestError("'modalities' can only be [\"text\"].", param="modalities")
+        if name not in _logged and name not in _REFUSED and len(_logged) < _LOGGED_AT_MOST:
+            _logged.add(name)
+            logger.info("field %r is ignored", name[:100])
+
+
+def parse_body(kind: type[ChatBody] | type[CompletionBody], raw: bytes) -> Any:
+    """The request in `raw`, valid by itself. Raises RequestError."""
+    try:
+        body = kind.model_validate_json(raw)
+    except ValidationError as error:
+        raise from_validation(error) from None
+    _check_extras(body.model_extra or {})
+    form = (body.response_format or {}).get("type", "text")
+    if form != "text":
+        raise RequestError(
+            f"'response_format' of type {form!r:.80} is not supported.", param="response_format"
+        )
+    body.check()
+    return body

@@ -1,0 +1,75 @@
+"""What all routes share: the model that is served, its names, the engine behind it and the server's limits.
+
+Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+from lmdeploy import __version__
+from lmdeploy.errors import ModelNotServedError
+from lmdeploy.runtime.client import ProcessClient
+from lmdeploy.runtime.generate import Frontend
+
+# What this interface means where neither the request nor the model's generation_config says anything.
+SAMPLING_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0.0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Limits and policies of one server; sizes in bytes, times in seconds."""
+
+    api_keys: tuple[str, ...] = ()
+    allow_origins: tuple[str, ...] = ("*",)
+    allow_methods: tuple[str, ...] = ("*",)
+    allow_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    max_body: int = 64 << 20
+    max_requests: int = 1024  # POST requests held at once; more are answered 429
+    keep_alive: float = 15.0  # silence after which a stream gets a comment line
+    max_log_len: int | None = None  # characters of a prompt in the log; None: all
+    docs: bool = True
+
+
+@dataclass(slots=True)
+class Served:
+    """One model behind one engine."""
+
+    frontend: Frontend
+    client: ProcessClient
+    model: str  # as typed at the command line
+    extra_names: tuple[str, ...] = ()
+    options: ServerOptions = field(default_factory=ServerOptions)
+    created: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+    active: int = 0  # POST requests that are being answered
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Names that /v1/models lists; the first is the one that stands for "no model named"."""
+        return tuple(dict.fromkeys((*self.extra_names, PurePath(self.model).name or self.model)))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name a request may use: the ids and the path as typed."""
+        return tuple(dict.fromkeys((*self.ids, self.model)))
+
+    @property
+    def fingerprint(self) -> str:
+        text = f"{__version__} {self.model} {self.frontend.session_len}"
+        return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    def name_for(self, asked: str | None) -> str:
+        """The name to answer with. Raises ModelNotServedError."""
+        if asked is None:
+            return self.ids[0]
+        if asked not in self.names:
+            listed = ", ".join(f"`{name}`" for name in self.names)
+            raise ModelNotServedError(
+                f"The model `{asked[:200]}` does not exist; this server answers to {listed}.", param="model"
+            )
+        return asked

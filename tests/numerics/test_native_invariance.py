@@ -1,0 +1,119 @@
+"""A sequence's logits are the same bits however it is batched, cut, threaded and placed in the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from native_case import BLOCK, NewTokens, make_batch, make_executor, samples, sequence_logits
+from native_llama import WHOLE_GROUPS, Case, gemma2, llama, quantized
+
+NAN_HALF, GARBAGE_HALF = 0x7E00, 0x7BFF  # fp16 NaN and the largest finite value
+rng = np.random.default_rng(11)
+LENGTH = 600  # two ranges of attention
+IDS = rng.integers(0, 130, LENGTH).astype(np.int32)
+BLOCKS = np.arange(-(-LENGTH // BLOCK), dtype=np.int32)
+
+
+def mixed(name: str) -> tuple[str, int] | None:
+    """Every kind of weight in one model."""
+    kinds: dict[str, tuple[str, int]] = {
+        "q_proj": ("int4_min", 32),
+        "o_proj": ("int4_zero", 32),
+        "gate_proj": ("int8", 32),
+        "up_proj": ("int8", 32),
+        "lm_head": ("int8", 96),
+    }
+    return kinds.get(name.split(".")[-2])
+
+
+MODELS = {
+    "bfloat16": llama,
+    "quantised": lambda: quantized(llama(**WHOLE_GROUPS), mixed),
+    "windows and post norms": gemma2,
+}
+
+
+@dataclass
+class Solo:
+    case: Case
+    logits: npt.NDArray[np.float32]
+
+    def executor(self, threads: int = 2, **fields: int) -> Any:
+        return make_executor(self.case[1], self.case[2], threads, **fields)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def solo(request: pytest.FixtureRequest) -> Solo:
+    case = MODELS[request.param]()
+    return Solo(case, sequence_logits(make_executor(case[1], case[2]), IDS))
+
+
+def assert_same(got: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> None:
+    assert got.shape == wanted.shape
+    differing = np.flatnonzero((got != wanted).any(1) | np.isnan(got).any(1))
+    assert differing.size == 0, f"{differing.size} positions differ, the first is {differing[0]}"
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_prompt_cut_into_chunks(solo: Solo, chunk: int) -> None:
+    length = LENGTH if chunk > 1 else 80
+    assert_same(sequence_logits(solo.executor(), IDS[:length], chunk=chunk), solo.logits[:length])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_number_of_threads(solo: Solo, threads: int) -> None:
+    executor = solo.executor(threads)
+    assert_same(sequence_logits(executor, IDS[:560], chunk=560), solo.logits[:560])
+    last = [decode(executor, i) for i in range(560, LENGTH)]
+    assert_same(np.array(last), solo.logits[560:])
+
+
+def decode(executor: Any, position: int) -> npt.NDArray[np.float32]:
+    row = NewTokens(IDS[position : position + 1], position, BLOCKS)
+    result = executor.execute(make_batch([row], samples([0], want_logits=True)))
+    return np.asarray(result.logits[0])
+
+
+@pytest.mark.parametrize("place", [0, 17, 32])
+def test_inside_a_batch_of_33(solo: Solo, place: int) -> None:
+    """The others are chunks and single tokens of every length, and come and go."""
+    executor = solo.executor(num_blocks=300)
+    others = rng.permutation(np.arange(len(BLOCKS), 300)).astype(np.int32)[:256].reshape(32, 8)
+    got = []
+    for step in range(12):
+        rows = [
+            NewTokens(rng.integers(0, 130, 1 + (i * step) % 9).astype(np.int32), (i + step) % 100, blocks)
+            for i, blocks in enumerate(others)
+        ]
+        begin = 5 * step
+        rows.insert(place, NewTokens(IDS[begin : begin + 5], begin, BLOCKS))
+        first = sum(len(row.ids) for row in rows[:place])
+        total = sum(len(row.ids) for row in rows)
+        wanted = [first <= i < first + 5 for i in range(total)]
+        result = executor.execute(make_batch(rows, samples(range(total), want_logits=wanted)))
+        got += [result.logits[i] for i in range(first, first + 5)]
+    assert_same(np.array(got), solo.logits[:60])
+
+
+@pytest.mark.parametrize("stale", [NAN_HALF, GARBAGE_HALF])
+def test_shuffled_blocks_with_stale_values(solo: Solo, stale: int) -> None:
+    executor = solo.executor(num_blocks=100)
+    executor._model.fill_cache(stale)
+    blocks = rng.permutation(100).astype(np.int32)[: len(BLOCKS)]
+    assert_same(sequence_logits(executor, IDS, blocks, chunk=150), solo.logits)
+
+
+def test_blocks_used_by_another_sequence(solo: Solo) -> None:
+    executor = solo.executor(num_blocks=len(BLOCKS))
+    sequence_logits(executor, rng.integers(0, 130, LENGTH).astype(np.int32))
+    assert_same(sequence_logits(executor, IDS, BLOCKS[::-1].copy(), chunk=300), solo.logits)
+
+
+def test_run_to_run(solo: Solo) -> None:
+    executor = solo.executor()
+    for _ in range(3):
+        assert_same(sequence_logits(executor, IDS[:100]), solo.logits[:100])

@@ -1,0 +1,67 @@
+"""Servers for these tests: real engines on the fake executor, with a vocabulary of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+
+from lmdeploy.runtime.client import ProcessClient
+from lmdeploy.runtime.messages import Recipe
+from lmdeploy.serve.openai.app import build_app
+from lmdeploy.serve.openai.served import SAMPLING_DEFAULTS, Served, ServerOptions
+from tests.serve.fake_engine import FACTORY
+from tests.support.byte_model import make_frontend
+
+MODEL = "./models/byte-model"
+
+
+@asynccontextmanager
+async def engine_client(**config: Any) -> AsyncIterator[ProcessClient]:
+    client = ProcessClient(Recipe.of(FACTORY, config))
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+class Api:
+    """A server in this process, its engine in another one, and clients for both of its faces."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.app = build_app(served)
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://server")
+        self.openai = openai.AsyncOpenAI(
+            api_key="any", base_url="http://server/v1", http_client=self.http, max_retries=0
+        )
+
+    async def chat(self, content: str = "hi", **fields: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": content}]
+        return await self.http.post("/v1/chat/completions", json={"messages": messages, **fields})
+
+    async def complete(self, prompt: Any = "hi", **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/completions", json={"prompt": prompt, **fields})
+
+    def configure(self, **options: Any) -> Api:
+        """The same engine behind a server with other options."""
+        return Api(replace(self.served, options=ServerOptions(**options)))
+
+
+@asynccontextmanager
+async def api(
+    script: str = "Hello, world.$",
+    session_len: int = 512,
+    options: ServerOptions | None = None,
+    **config: Any,
+) -> AsyncIterator[Api]:
+    """An Api whose model answers with `script`; "$" stands for its end."""
+    async with engine_client(script=script, **config) as client:
+        frontend = make_frontend(session_len, defaults=SAMPLING_DEFAULTS)
+        yield Api(Served(frontend, client, MODEL, options=options or ServerOptions()))

@@ -1,0 +1,48 @@
+"""A server process for tests: real HTTP, real engine process, fake executor. Argument: JSON of settings."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from lmdeploy.runtime.client import ProcessClient
+from lmdeploy.runtime.messages import Recipe
+from lmdeploy.serve import launch
+from lmdeploy.serve.openai.app import build_app
+from lmdeploy.serve.openai.served import SAMPLING_DEFAULTS, Served, ServerOptions
+from tests.serve.fake_engine import FACTORY
+from tests.support.byte_model import make_frontend
+
+
+def with_stats(served: Served) -> ASGIApp:
+    """The application and a route that tells what the engine holds."""
+    app = build_app(served)
+
+    async def outer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == "/stats":
+            await JSONResponse(await served.client.stats())(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return outer
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    launch.DRAIN_SECONDS = settings.pop("drain_seconds", launch.DRAIN_SECONDS)
+    frontend = make_frontend(settings.pop("session_len", 512), defaults=SAMPLING_DEFAULTS)
+    launch.build_app = with_stats
+    client = ProcessClient(Recipe.of(FACTORY, settings))
+    served = Served(frontend, client, "byte-model", options=ServerOptions(keep_alive=1.0))
+    with launch.bind("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        listener = launch.Listener("127.0.0.1", port)
+        print(port, flush=True)
+        launch.run_server(served, sock, listener, lambda: print("ready", client.pid, flush=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,436 @@
+"""Answers of both routes: the same content streamed and whole, and every field as clients read it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lmdeploy.serve.openai.served import ServerOptions
+from tests.serve.conftest import TEXT
+from tests.serve.fake_engine import CRASH
+from tests.serve.fakes import Api, api
+from tests.serve.wire import read_chat, read_completion
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ANSWER = TEXT.removesuffix("$")
+USAGE: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def counts(usage: dict[str, Any]) -> tuple[int, int, int]:
+    """Without cached_tokens: the second of two equal requests finds the prompt in the cache."""
+    return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
+
+
+FIELDS = [
+    {"max_tokens": 200},
+    {"max_tokens": 3},
+    {"max_tokens": 16},  # ends inside a character
+    {"max_tokens": 200, "stop": ["wörld"]},
+    {"max_tokens": 200, "stop": "👩‍👧!", "include_stop_str_in_output": True},
+    {"max_tokens": 200, "stop": ["no such text", "<|im_end|>"]},
+    {"max_tokens": 200, "stop_token_ids": [ord("!")]},
+    {"max_tokens": 60, "ignore_eos": True, "temperature": 0},
+    {"max_tokens": 60, "min_tokens": 60, "temperature": 0},
+    {"max_tokens": 60, "ignore_eos": True, "temperature": 0, "skip_special_tokens": False},
+    {"max_tokens": 20, "n": 3},
+    {"max_tokens": 20, "seed": 42, "temperature": 1.5, "ignore_eos": True, "n": 2},
+]
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=lambda f: json.dumps(f)[:60])
+async def test_stream_equals_whole(server: Api, fields: dict[str, Any]) -> None:
+    """K01, K02, K04, K06: text, finish_reason, stop_reason and usage are those of the unstreamed answer."""
+    whole = (await server.chat(**fields)).json()
+    seen = read_chat((await server.chat(**fields, **USAGE)).text, usage=True)
+    assert len(whole["choices"]) == fields.get("n", 1)
+    for choice in whole["choices"]:
+        index = choice["index"]
+        assert seen.text[index] == choice["message"]["content"]
+        assert seen.finish[index] == choice["finish_reason"]
+        assert seen.stop_reason[index] == choice["stop_reason"]
+    assert seen.usage is not None
+    assert counts(seen.usage) == counts(whole["usage"])
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=lambda f: json.dumps(f)[:60])
+async def test_completions_stream_equals_whole(server: Api, fields: dict[str, Any]) -> None:
+    whole = (await server.complete(**fields)).json()
+    seen = read_completion((await server.complete(**fields, **USAGE)).text, usage=True)
+    for choice in whole["choices"]:
+        assert seen.text[choice["index"]] == choice["text"]
+        assert seen.finish[choice["index"]] == choice["finish_reason"]
+    assert seen.usage is not None
+    assert counts(seen.usage) == counts(whole["usage"])
+
+
+async def test_stop_text_never_leaves_the_server(server: Api) -> None:
+    """K01: a stop string that begins and ends inside tokens, at every place of the answer."""
+    for start in range(0, len(ANSWER) - 5, 3):
+        stop = ANSWER[start : start + 5]
+        body = (await server.chat(stop=[stop, "zzz"], stream=True)).text
+        seen = read_chat(body)
+        assert seen.text[0] == ANSWER[: ANSWER.index(stop)]
+        assert (seen.finish[0], seen.stop_reason[0]) == ("stop", stop)
+
+
+async def test_characters_are_sent_whole(server: Api) -> None:
+    """K02: each event is valid by itself, and no half character shows."""
+    seen = read_chat((await server.chat(stream=True)).text)
+    assert seen.text[0] == ANSWER
+    assert "\N{REPLACEMENT CHARACTER}" not in seen.text[0]
+
+
+async def test_whole_answer(server: Api) -> None:
+    body = (await server.chat()).json()
+    assert body["object"] == "chat.completion"
+    assert body["id"].startswith("chatcmpl-")
+    assert isinstance(body["created"], int)
+    (choice,) = body["choices"]
+    assert choice["message"] == {"role": "assistant", "content": ANSWER, "refusal": None}
+    assert (choice["finish_reason"], choice["logprobs"], choice["index"]) == ("stop", None, 0)
+    # The chat template's control tokens count, and so does the token that ended the answer.
+    prompt = len("user\nhi\nassistant\n") + 3
+    assert counts(body["usage"]) == (prompt, len(ANSWER.encode()) + 1, prompt + len(ANSWER.encode()) + 1)
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+
+
+async def test_cached_tokens_are_told(server: Api) -> None:
+    prompt = "q" * 100
+    first, second = [(await server.complete(prompt)).json()["usage"] for _ in range(2)]
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["prompt_tokens_details"]["cached_tokens"] == 96
+    salted = (await server.complete(prompt, cache_salt="x")).json()["usage"]
+    assert salted["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_large_max_tokens_is_cut_to_the_room(server: Api) -> None:
+    """K11: context 512, never an empty answer."""
+    fields = {"max_tokens": 4096, "ignore_eos": True, "temperature": 0}
+    body = (await server.complete("x" * 100, **fields)).json()
+    assert body["usage"]["completion_tokens"] == 412
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["choices"][0]["text"]
+    chat = (await server.chat(ignore_eos=True, temperature=0)).json()
+    assert chat["usage"]["total_tokens"] == 512  # no max_tokens: the room that is left
+
+
+async def test_max_tokens_defaults_and_order(server: Api) -> None:
+    assert (await server.complete()).json()["usage"]["completion_tokens"] == 16
+    both = (await server.chat(max_tokens=9, max_completion_tokens=4)).json()
+    assert both["usage"]["completion_tokens"] == 4
+
+
+async def test_temperature_edges() -> None:
+    """K13: what is not 0 samples, and 0 and 1e-7 are greedy."""
+    async with api("") as server:
+
+        async def text(**fields: Any) -> str:
+            return str((await server.complete(max_tokens=8, **fields)).json()["choices"][0]["text"])
+
+        greedy = await text(temperature=0)
+        assert await text(temperature=1e-7) == greedy
+        assert await text(temperature=0, top_p=0.5, top_k=7, seed=3) == greedy
+        assert await text(temperature=2, top_p=0, seed=3) == greedy
+        for temperature in (0.5, 1, 2, None):
+            drawn = {await text(temperature=temperature, seed=seed) for seed in range(4)}
+            assert len(drawn) == 4
+            assert await text(temperature=temperature, seed=1) in drawn
+
+
+async def test_choices_draw_from_different_streams() -> None:
+    async with api("") as server:
+        body = (await server.complete(n=3, seed=5, max_tokens=8)).json()
+        assert len({c["text"] for c in body["choices"]}) == 3
+        again = (await server.complete(n=3, seed=5, max_tokens=8)).json()
+        assert [c["text"] for c in again["choices"]] == [c["text"] for c in body["choices"]]
+        assert body["usage"]["prompt_tokens"] == 2  # counted once
+        assert body["usage"]["completion_tokens"] == 24
+        greedy = (await server.complete(n=3, temperature=0, max_tokens=8)).json()
+        assert len({c["text"] for c in greedy["choices"]}) == 1
+
+
+def numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from numbers(item)
+
+
+async def test_chat_logprobs(server: Api) -> None:
+    fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 3, "max_tokens": 200}
+    whole = (await server.chat(**fields)).json()["choices"][0]["logprobs"]
+    seen = read_chat((await server.chat(**fields, stream=True)).text)
+    assert [e for part in seen.logprobs[0] for e in part["content"]] == whole["content"]
+    assert b"".join(bytes(e["bytes"]) for e in whole["content"]) == ANSWER.encode()
+    assert all(len(e["top_logprobs"]) == 3 for e in whole["content"])
+    # A chunk's entries are the tokens whose text it carries.
+    for chunk in seen.chunks:
+        choice = chunk["choices"][0]
+        if choice["logprobs"]:
+            text = b"".join(bytes(e["bytes"]) for e in choice["logprobs"]["content"]).decode()
+            assert text == choice["delta"]["content"]
+    plain = (await server.chat(logprobs=True, max_tokens=3)).json()["choices"][0]["logprobs"]
+    assert [e["top_logprobs"] for e in plain["content"]] == [[], [], []]
+
+
+async def test_logprobs_hold_no_stop_text(server: Api) -> None:
+    fields: dict[str, Any] = {"logprobs": True, "stop": "wörld"}
+    content = (await server.chat(**fields)).json()["choices"][0]["logprobs"]["content"]
+    assert b"".join(bytes(e["bytes"]) for e in content) == b"Hello, "
+    seen = read_chat((await server.chat(**fields, stream=True)).text)
+    assert [e for part in seen.logprobs[0] for e in part["content"]] == content
+
+
+async def test_logprobs_are_numbers(server: Api) -> None:
+    """K16: also for banned and impossible tokens."""
+    for response in (
+        await server.chat(logprobs=True, top_logprobs=20, top_k=1, logit_bias={"65": -100}),
+        await server.complete(logprobs=20, echo=True, top_k=1),
+    ):
+        assert response.status_code == 200
+        assert "Infinity" not in response.text
+        assert "NaN" not in response.text
+        found = list(numbers(response.json()["choices"][0]["logprobs"]))
+        assert found
+        assert all(math.isfinite(x) and x >= -9999.0 for x in found)
+
+
+async def test_completion_logprobs(server: Api) -> None:
+    fields: dict[str, Any] = {"logprobs": 2, "max_tokens": 30}
+    choice = (await server.complete(**fields)).json()["choices"][0]
+    lists = choice["logprobs"]
+    assert len({len(x) for x in lists.values()}) == 1
+    for name, value, top in zip(lists["tokens"], lists["token_logprobs"], lists["top_logprobs"], strict=True):
+        assert top[name] == value
+        assert 2 <= len(top) <= 3
+    assert lists["text_offset"][:8] == list(range(8))
+    assert max(lists["text_offset"]) <= len(choice["text"])
+    seen = read_completion((await server.complete(**fields, stream=True)).text)
+    assert {k: [x for part in seen.logprobs[0] for x in part[k]] for k in lists} == lists
+    only = (await server.complete(logprobs=0, max_tokens=3)).json()["choices"][0]["logprobs"]
+    assert [len(top) for top in only["top_logprobs"]] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo(server: Api, stream: bool) -> None:
+    fields: dict[str, Any] = {
+        "echo": True,
+        "logprobs": 1,
+        "max_tokens": 1,
+        "temperature": 0,
+        "stream": stream,
+    }
+    prompts = ["wörd", list("wörd".encode())]
+    for prompt in (*prompts, [prompts[1], prompts[1]]):
+        response = await server.complete(prompt, **fields)
+        if stream:
+            seen = read_completion(response.text)
+            text, parts = seen.text[0], seen.logprobs[0]
+        else:
+            choice = response.json()["choices"][0]
+            text, parts = choice["text"], [choice["logprobs"]]
+        assert text == "wördH"
+        lists = {k: [x for part in parts for x in part[k]] for k in parts[0]}
+        assert len(lists["tokens"]) == len("wörd".encode()) + 1  # one entry for each id
+        assert (lists["token_logprobs"][0], lists["top_logprobs"][0]) == (None, None)
+        assert all(value is not None for value in lists["token_logprobs"][1:])
+        assert lists["text_offset"] == [0, 1, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_scoring_alone(server: Api, stream: bool) -> None:
+    response = await server.complete(
+        "abc", echo=True, max_tokens=0, logprobs=1, **({**USAGE} if stream else {})
+    )
+    if stream:
+        seen = read_completion(response.text, usage=True)
+        text, finish, usage = seen.text[0], seen.finish[0], seen.usage
+        assert seen.logprobs[0][0]["tokens"] == ["a", "b", "c"]
+    else:
+        body = response.json()
+        text, finish, usage = body["choices"][0]["text"], body["choices"][0]["finish_reason"], body["usage"]
+        assert body["choices"][0]["logprobs"]["tokens"] == ["a", "b", "c"]
+    assert (text, finish) == ("abc", "length")
+    assert usage is not None
+    assert counts(usage) == (3, 0, 3)
+
+
+async def test_lists_of_prompts(server: Api) -> None:
+    fields: dict[str, Any] = {"n": 2, "echo": True, "max_tokens": 2}
+    for prompts in (["a", "b", "c"], [[97], [98], [99]]):
+        body = (await server.complete(prompts, **fields)).json()
+        assert [c["index"] for c in body["choices"]] == list(range(6))
+        assert [c["text"][0] for c in body["choices"]] == list("aabbcc")
+        assert counts(body["usage"]) == (3, 12, 15)
+        seen = read_completion((await server.complete(prompts, **fields, stream=True)).text)
+        assert [seen.text[i] for i in range(6)] == [c["text"] for c in body["choices"]]
+
+
+async def test_prompt_absent_means_the_begin_token(server: Api) -> None:
+    body = (await server.http.post("/v1/completions", json={"return_token_ids": True})).json()
+    assert body["choices"][0]["prompt_token_ids"] == [server.served.frontend.tokenizer.bos_id]
+
+
+async def test_best_of() -> None:
+    async with api("") as server:
+        fields: dict[str, Any] = {"seed": 1, "max_tokens": 4, "logprobs": 0}
+        every = (await server.complete(n=5, **fields)).json()
+        best = (await server.complete(n=2, best_of=5, **fields)).json()
+        ranked = sorted(every["choices"], key=lambda c: sum(c["logprobs"]["token_logprobs"]), reverse=True)
+        assert [c["text"] for c in best["choices"]] == [c["text"] for c in ranked[:2]]
+        assert [c["index"] for c in best["choices"]] == [0, 1]
+        assert best["usage"]["completion_tokens"] == 20
+        hidden = (await server.complete(best_of=5, seed=1, max_tokens=4)).json()["choices"]
+        assert [c["logprobs"] for c in hidden] == [None]
+        refused = await server.complete(best_of=2, stream=True)
+        assert refused.json()["error"]["param"] == "best_of"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_token_ids(server: Api, stream: bool) -> None:
+    response = await server.chat(return_token_ids=True, stream=stream)
+    if stream:
+        chunks = read_chat(response.text).chunks
+        ids = [i for c in chunks for i in c["choices"][0].get("token_ids", [])]
+        prompt = chunks[0]["choices"][0]["prompt_token_ids"]
+    else:
+        ids = response.json()["choices"][0]["token_ids"]
+        prompt = response.json()["prompt_token_ids"]
+    (end,) = server.served.frontend.tokenizer.eos_ids
+    assert ids == [*ANSWER.encode(), end]
+    assert server.served.frontend.tokenizer.decode(prompt) == "user\nhi\nassistant\n"
+
+
+async def test_running_usage(server: Api) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = (await server.chat(stream=True, stream_options=options)).text
+    seen = read_chat(body, usage=True)
+    so_far = [c["usage"]["completion_tokens"] for c in seen.chunks]
+    assert so_far == sorted(so_far)
+    assert so_far[-1] == len(ANSWER.encode()) + 1
+
+
+async def rendered(server: Api, messages: list[dict[str, Any]], **fields: Any) -> str:
+    response = await server.http.post(
+        "/v1/chat/completions", json={"messages": messages, "return_token_ids": True, **fields}
+    )
+    assert response.status_code == 200, response.text
+    ids = response.json()["prompt_token_ids"]
+    return server.served.frontend.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+async def test_messages_reach_the_template(server: Api) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    prompt = await rendered(
+        server, [{"role": "developer", "content": "be"}, {"role": "user", "content": parts}]
+    )
+    assert prompt == (
+        "<|im_start|>system\nbe<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+async def test_assistant_turn_of_tool_calls_only(server: Api) -> None:
+    """K24: content null or missing."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    for turn in (
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "tool_calls": [call]},
+    ):
+        messages = [
+            {"role": "user", "content": "q"},
+            turn,
+            {"role": "tool", "content": "r", "tool_call_id": "c1"},
+        ]
+        assert "<|im_start|>tool\nr<|im_end|>" in await rendered(server, messages)
+
+
+async def test_last_assistant_message(server: Api) -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "Sure, "}]
+    new_turn = await rendered(server, messages)
+    assert new_turn.endswith("<|im_start|>assistant\nSure, <|im_end|>\n<|im_start|>assistant\n")
+    continued = await rendered(server, messages, continue_final_message=True)
+    assert continued.endswith("<|im_start|>assistant\nSure, ")
+    bare = await rendered(server, messages, add_generation_prompt=False)
+    assert bare.endswith("Sure, <|im_end|>\n")
+
+
+async def test_control_tokens_in_text_are_text(server: Api) -> None:
+    messages = [{"role": "user", "content": "<|im_end|>"}]
+    response = await server.http.post(
+        "/v1/chat/completions", json={"messages": messages, "return_token_ids": True}
+    )
+    control = server.served.frontend.tokenizer.id_of("<|im_end|>")
+    assert response.json()["prompt_token_ids"].count(control) == 1
+
+
+async def test_truncation_only_when_asked(server: Api) -> None:
+    body = (await server.complete("x" * 600 + "tail", truncate_prompt_tokens=4, echo=True)).json()
+    assert body["usage"]["prompt_tokens"] == 4
+
+
+async def test_keep_alive_comments_while_waiting() -> None:
+    options = ServerOptions(keep_alive=0.1)
+    async with api("ab$", options=options, step_seconds=0.35) as server:
+        seen = read_chat((await server.chat(stream=True)).text)
+        assert seen.comments >= 3
+        assert seen.text[0] == "ab"
+
+
+async def test_failure_before_the_first_token_is_a_plain_answer() -> None:
+    async with api("ab$", crashes=True) as server:
+        for fields in ({"stream": True}, {}):
+            response = await server.complete(chr(CRASH), **fields)
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "service_unavailable"
+        assert (await server.complete()).status_code == 200
+
+
+async def test_failure_in_mid_stream_is_an_event() -> None:
+    async with api("ab" + chr(CRASH) + "cd$", crashes=True) as server:
+        seen = read_chat((await server.chat(stream=True)).text)
+        assert seen.error is not None
+        assert (seen.error["type"], seen.error["code"]) == ("server_error", "service_unavailable")
+        assert seen.text[0].startswith("ab")
+
+
+async def test_bad_logit_bias_leaves_other_streams_alone(server: Api) -> None:
+    """K14."""
+    stream = await server.openai.completions.create(
+        model="byte-model", prompt="x", max_tokens=14, stream=True, temperature=0
+    )
+    text = ""
+    async for chunk in stream:
+        text += chunk.choices[0].text
+        for bias in ({"99999999": 1}, {"-1": 1}, {"abc": 1}, {"1": "x"}):
+            assert (await server.complete(logit_bias=bias)).status_code == 400
+    assert text == ANSWER[: len(text)]
+    forced = (await server.complete(logit_bias={"65": 100}, max_tokens=2)).json()
+    assert forced["choices"][0]["finish_reason"] == "length"
+
+
+async def test_models(server: Api) -> None:
+    listed = await server.openai.models.list()
+    assert [m.id for m in listed.data] == ["byte-model"]
+    card = (await server.http.get("/v1/models/byte-model")).json()
+    assert (card["object"], card["max_model_len"], card["root"]) == ("model", 512, "./models/byte-model")
+    assert (await server.openai.models.retrieve("byte-model")).id == "byte-model"
+
+
+async def test_official_client(server: Api) -> None:
+    messages: Any = [{"role": "user", "content": "hi"}]
+    whole = await server.openai.chat.completions.create(model="byte-model", messages=messages)
+    assert whole.choices[0].message.content == ANSWER
+    assert whole._request_id
+    parts = []
+    async with server.openai.chat.completions.stream(model="byte-model", messages=messages) as stream:
+        async for event in stream:
+            if event.type == "content.delta":
+                parts.append(event.delta)
+        final = await stream.get_final_completion()
+    assert "".join(parts) == final.choices[0].message.content == ANSWER
+    assert final.choices[0].finish_reason == "stop"

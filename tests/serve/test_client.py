@@ -1,0 +1,169 @@
+"""The engine process and its client, with the fake executor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from lmdeploy.engine.request import Request
+from lmdeploy.errors import EngineDeadError, EngineError, ModelError
+from lmdeploy.runtime.client import ProcessClient, Stream
+from lmdeploy.runtime.messages import Recipe
+from tests.serve.fake_engine import CRASH, FACTORY
+from tests.serve.fakes import engine_client
+
+
+def request(name: str, text: str, count: int) -> Request:
+    return Request(name, np.frombuffer(text.encode(), np.uint8).astype(np.int32), count)
+
+
+async def tokens_of(client: ProcessClient, request: Request) -> list[int]:
+    return [t async for event in await client.submit(request) for t in event.token_ids]
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "condition did not come true in time"
+        await asyncio.sleep(0.01)
+
+
+async def read_to_the_end(stream: Stream) -> int:
+    """Number of events that still come."""
+    return len([event async for event in stream])
+
+
+async def test_streams_are_kept_apart() -> None:
+    async with engine_client(script="abcdefgh") as engine:
+        jobs = [tokens_of(engine, request(f"r{i}", f"prompt {i}", 1 + i % 8)) for i in range(40)]
+        results = await asyncio.gather(*jobs)
+    assert results == [list(b"abcdefgh"[: 1 + i % 8]) for i in range(40)]
+
+
+async def test_one_stream_for_several_requests() -> None:
+    async with engine_client(script="abcdefgh") as engine:
+        stream = await engine.submit(request("a", "x", 3), request("b", "y", 5))
+        seen = [(e.request_id, e.token_ids[0]) async for e in stream]
+    assert sorted(seen) == [("a", t) for t in b"abc"] + [("b", t) for t in b"abcde"]
+
+
+async def test_abort_frees_and_nothing_follows() -> None:
+    async with engine_client(step_seconds=0.002) as engine:
+        stream = await engine.submit(request("a", "x", 1000))
+        await anext(stream)
+        stream.abort()
+        stats = await engine.stats()
+        assert (stats["running"], stats["blocks_held"]) == (0, 0)
+        assert await read_to_the_end(stream) <= 2
+
+
+async def test_refused_request_raises_the_engines_error() -> None:
+    async with engine_client(step_seconds=0.002) as engine:
+        await engine.submit(request("a", "x", 500))
+        with pytest.raises(EngineError, match="already in use"):
+            await read_to_the_end(await engine.submit(request("a", "x", 1)))
+        assert len(await tokens_of(engine, request("b", "y", 2))) == 2
+
+
+async def test_factory_error_reaches_the_caller() -> None:
+    with pytest.raises(ModelError, match="no such model"):
+        await ProcessClient(Recipe.of(FACTORY, {"broken": 1})).start()
+
+
+async def test_factory_that_cannot_be_imported() -> None:
+    with pytest.raises(Exception, match="no_such_module"):
+        await ProcessClient(Recipe.of("no_such_module:build", None)).start()
+
+
+async def test_idle_worker_uses_no_cpu() -> None:
+    async with engine_client() as engine:
+        await tokens_of(engine, request("a", "x", 1))
+        await asyncio.sleep(0.3)  # threads of the libraries settle
+        before = cpu_ticks(engine.pid)
+        await asyncio.sleep(0.5)
+        assert cpu_ticks(engine.pid) - before <= 1
+
+
+def cpu_ticks(pid: int | None) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
+async def test_killed_five_times_in_mid_stream() -> None:
+    async with engine_client(step_seconds=0.001, script="ab") as engine:
+        for i in range(5):
+            stream = await engine.submit(request(f"r{i}", "x", 1000))
+            await anext(stream)
+            os.kill(engine.pid or 0, signal.SIGKILL)
+            with pytest.raises(EngineDeadError):
+                await read_to_the_end(stream)
+            started = time.monotonic()
+            assert await tokens_of(engine, request(f"after{i}", "x", 2)) == list(b"ab")
+            assert time.monotonic() - started < 10
+        assert engine.restarts == 5
+
+
+async def test_crash_in_native_code_is_survived() -> None:
+    async with engine_client(script="ab", crashes=True) as engine:
+        with pytest.raises(EngineDeadError):
+            await tokens_of(engine, request("a", chr(CRASH), 1))
+        assert await tokens_of(engine, request("b", "x", 1)) == list(b"a")
+
+
+async def test_drain_finishes_what_runs() -> None:
+    async with engine_client(step_seconds=0.002) as engine:
+        stream = await engine.submit(request("a", "x", 100))
+        await anext(stream)
+        draining = asyncio.create_task(engine.drain(10))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineDeadError):
+            await engine.submit(request("b", "x", 1))
+        assert await read_to_the_end(stream) == 99
+        assert await draining
+
+
+async def test_drain_has_a_limit() -> None:
+    async with engine_client(step_seconds=0.01) as engine:
+        stream = await engine.submit(request("a", "x", 1000))
+        await anext(stream)
+        assert not await engine.drain(0.1)
+        with pytest.raises(EngineDeadError):
+            await read_to_the_end(stream)
+
+
+async def test_close_leaves_no_process() -> None:
+    async with engine_client() as engine:
+        pid = engine.pid
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_worker_dies_with_its_parent() -> None:
+    code = f"""
+import asyncio, sys
+from lmdeploy.runtime.client import ProcessClient, Stream
+from lmdeploy.runtime.messages import Recipe
+from tests.serve.fake_engine import CRASH, FACTORY
+from tests.serve.fakes import engine_client
+async def main():
+    client = ProcessClient(Recipe.of({FACTORY!r}, {{}}))
+    await client.start()
+    print(client.pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert os.path.exists(f"/proc/{pid}")
+    parent.kill()
+    parent.communicate()
+    asyncio.run(until(lambda: not os.path.exists(f"/proc/{pid}")))

@@ -1,0 +1,393 @@
+"""Everything a client can send wrong: status, type, code, param, and never a trace of the server's inside."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.serve.fakes import Api
+from tests.serve.wire import check_error
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def error_of(
+    response: httpx.Response, status: int = 400, kind: str = "invalid_request_error"
+) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    check_error(body)
+    assert body["error"]["type"] == kind
+    found: dict[str, Any] = body["error"]
+    return found
+
+
+BAD_BOTH = [
+    # field, values that are refused
+    ("temperature", [-0.1, 2.1, "hot", True, [1]]),
+    ("top_p", [-0.1, 1.1, "1"]),
+    ("top_k", [-2, 1.5, "1"]),
+    ("min_p", [-0.1, 1.1]),
+    ("frequency_penalty", [-2.1, 2.1]),
+    ("presence_penalty", [-2.1, 2.1, True]),
+    ("repetition_penalty", [0, -1, "1"]),
+    ("n", [0, 129, "1", True, 1.5]),
+    ("seed", [1.5, "1", 2**63, -(2**63) - 1, 10**400]),
+    ("stop", ["", [""], 5, ["a", 5], ["x"] * 33, "y" * 1025]),
+    ("stop_token_ids", [5, ["a"], [-1], [10**6]]),
+    ("max_tokens", [-1, "5", True, 2.5]),
+    ("logit_bias", [5, {"-1": 1}, {"abc": 1}, {"99999999": 1}, {"0x1": 1}, {"1": "x"}, {"1": True}]),
+    ("stream", ["true", 1]),
+    ("ignore_eos", [1]),
+    ("min_tokens", [-1]),
+    ("bad_words", ["x", [5], ["no such word in this vocabulary"]]),
+    ("truncate_prompt_tokens", [0]),
+    ("model", [5]),
+    ("stream_options", [5, {"include_usage": 5}]),
+    ("response_format", [5, {"type": "json_object"}, {"type": "json_schema", "json_schema": {}}]),
+    ("guided_json", [{"type": "object"}]),
+    ("guided_regex", ["a+"]),
+    ("structured_outputs", [{"regex": "a"}]),
+    ("allowed_token_ids", [[1]]),
+    ("prompt_logprobs", [1]),
+]
+BAD_CHAT = [
+    ("max_completion_tokens", [0, "5"]),
+    ("top_logprobs", [21, -1, 1]),
+    ("logprobs", [1, "true"]),
+    ("tools", [[{"type": "function", "function": {"name": "f"}}]]),
+    ("tool_choice", ["required", {"type": "function", "function": {"name": "f"}}]),
+    ("functions", [[{"name": "f"}]]),
+    ("audio", [{"voice": "x"}]),
+    ("modalities", [["text", "audio"]]),
+    ("chat_template", ["{{ messages }}"]),
+    ("reasoning_effort", ["extreme"]),
+    ("chat_template_kwargs", [5, {"messages": []}]),
+    ("continue_final_message", [5, True]),
+]
+BAD_COMPLETIONS = [
+    ("suffix", ["x"]),
+    ("logprobs", [21, -1, True]),
+    ("echo", [1]),
+    ("best_of", [0, 21, "2"]),
+    ("prompt", [5, [], [5.5], [[1], "a"], [[-1]], [[999999]], "", [""], {"a": 1}, [[]]]),
+]
+
+
+def _cases(table: list[tuple[str, list[Any]]]) -> list[Any]:
+    return [pytest.param(n, v, id=f"{n}={json.dumps(v)[:40]}") for n, values in table for v in values]
+
+
+@pytest.mark.parametrize(("name", "value"), _cases(BAD_BOTH + BAD_CHAT))
+async def test_bad_chat_field(server: Api, name: str, value: Any) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], name: value})
+    error = error_of(await server.http.post("/v1/chat/completions", content=body))
+    assert error["param"].partition(".")[0].partition("[")[0] == name
+    assert len(error["message"]) < 500
+
+
+@pytest.mark.parametrize(("name", "value"), _cases(BAD_BOTH + BAD_COMPLETIONS))
+async def test_bad_completions_field(server: Api, name: str, value: Any) -> None:
+    error = error_of(
+        await server.http.post("/v1/completions", content=json.dumps({"prompt": "hi", name: value}))
+    )
+    assert error["param"].partition(".")[0].partition("[")[0] == name
+
+
+GOOD = [
+    {"temperature": 0},
+    {"temperature": 1e-7},
+    {"temperature": 2},
+    {"top_p": 0},
+    {"top_k": -1},
+    {"top_k": 0},
+    {"n": 1.0},
+    {"seed": -5},
+    {"stop": None, "seed": None, "logprobs": None, "n": None, "stream": None, "stream_options": None},
+    {"stream_options": {"include_usage": True}},  # without stream: gateways add it blindly
+    {"response_format": {"type": "text"}},
+    {"guided_json": None, "structured_outputs": {}},
+    {"user": "x", "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "never_heard_of": [1]},
+    {"logit_bias": {"65": 100, "66": -100}},
+    {"bad_words": ["bad"]},
+    {"max_tokens": 100000},
+    {"min_new_tokens": 2},
+    {"logit_bias": {}},
+]
+
+
+@pytest.mark.parametrize("fields", GOOD, ids=lambda f: json.dumps(f)[:40])
+async def test_accepted_on_both_routes(server: Api, fields: dict[str, Any]) -> None:
+    for response in (await server.chat(**fields), await server.complete(**fields)):
+        assert response.status_code == 200, response.text
+        choice = response.json()["choices"][0]
+        assert choice.get("text") or choice["message"]["content"]
+
+
+async def test_accepted_on_chat(server: Api) -> None:
+    for fields in (
+        {"tools": [], "tool_choice": None},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+        {"tool_choice": "auto"},
+        {"modalities": ["text"], "audio": None},
+        {"reasoning_effort": "none"},
+        {"documents": []},
+        {"add_generation_prompt": False},
+    ):
+        assert (await server.chat(**fields)).status_code == 200
+
+
+MESSAGES = [
+    ([], "messages[0]"),
+    ("hello", "messages"),
+    (None, "messages"),
+    ([5], "messages[0]"),
+    ([{"role": "user", "content": "a"}, {"content": "x"}], "messages[1].role"),
+    ([{"role": "robot", "content": "x"}], "messages[0].role"),
+    ([{"role": ["user"], "content": "x"}], "messages[0].role"),
+    ([{"role": "user"}], "messages[0].content"),
+    ([{"role": "user", "content": None}], "messages[0].content"),
+    ([{"role": "assistant", "content": None}], "messages[0].content"),
+    ([{"role": "user", "content": 5}], "messages[0].content"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+    ([{"role": "user", "content": ["x"]}], "messages[0].content[0].type"),
+    (
+        [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}],
+            }
+        ],
+        "messages[0].content[1]",
+    ),
+    ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "messages[0].tool_calls[0]"),
+    ([{"role": "assistant", "tool_calls": "x"}], "messages[0].tool_calls"),
+]
+
+
+@pytest.mark.parametrize(("messages", "param"), MESSAGES, ids=lambda m: json.dumps(m)[:50])
+async def test_bad_messages(server: Api, messages: Any, param: str) -> None:
+    response = await server.http.post("/v1/chat/completions", json={"messages": messages})
+    assert error_of(response)["param"] == param
+
+
+BODIES = [
+    b"",
+    b"{",
+    b"[]",
+    b"5",
+    b"null",
+    b'{"messages": "\xff"}',
+    b'{"messages": [], "model": "\\ud800"}',
+    b"[" * 50_000,
+    b'{"a":' * 50_000,
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda b: b[:20].decode("latin-1"))
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_bad_json(server: Api, body: bytes, path: str) -> None:
+    error_of(await server.http.post(path, content=body))
+
+
+async def test_missing_field_has_its_code(server: Api) -> None:
+    error = error_of(await server.http.post("/v1/chat/completions", json={"model": "byte-model"}))
+    assert (error["code"], error["param"]) == ("missing_required_parameter", "messages")
+
+
+async def test_large_input_is_not_repeated(server: Api) -> None:
+    error = error_of(await server.chat(temperature="x" * 100_000))
+    assert len(error["message"]) < 500
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_prompt_that_does_not_fit_is_refused(server: Api, stream: bool) -> None:
+    """K12: 400 before the first event, with words and code that clients know."""
+    for response, param in (
+        (await server.chat("x" * 600, stream=stream), "messages"),
+        (await server.complete("x" * 600, stream=stream), "prompt"),
+        (await server.complete([["a" and 97] * 600], stream=stream), "prompt"),
+    ):
+        error = error_of(response)
+        assert error["code"] == "context_length_exceeded"
+        assert error["param"].startswith(param)
+        assert error["message"].startswith(
+            "This model's maximum context length is 512 tokens. However, your "
+        )
+
+
+async def test_huge_prompt_is_refused_without_being_encoded(server: Api) -> None:
+    error = error_of(await server.chat("x" * 5_000_000))
+    assert error["code"] == "context_length_exceeded"
+    assert "at least" in error["message"]
+
+
+async def test_one_bad_prompt_fails_the_batch(server: Api) -> None:
+    error = error_of(await server.complete(["fine", "x" * 600]))
+    assert error["code"] == "context_length_exceeded"
+
+
+async def test_unknown_model_names_the_known_ones(server: Api) -> None:
+    for response in (await server.chat(model="gpt-9"), await server.complete(model="gpt-9")):
+        error = error_of(response, 404)
+        assert error["code"] == "model_not_found"
+        assert "The model `gpt-9` does not exist" in error["message"]
+        assert "`byte-model`" in error["message"]
+        assert "`./models/byte-model`" in error["message"]
+
+
+async def test_names_that_work(server: Api) -> None:
+    for name in ("byte-model", "./models/byte-model"):
+        assert (await server.chat(model=name)).json()["model"] == name
+    assert (await server.chat()).json()["model"] == "byte-model"
+
+
+async def test_routes_and_methods(server: Api) -> None:
+    error_of(await server.http.get("/v1/nothing"), 404)
+    error_of(await server.http.get("/v1/chat/completions"), 405)
+    error_of(await server.http.post("/v1/models"), 405)
+    error_of(await server.http.get("/v1/models/org/name"), 404)
+    assert (await server.http.get("/v1/models/")).status_code == 200
+    assert (await server.http.head("/v1/models")).status_code == 200
+    assert (await server.http.head("/health")).status_code == 200
+    for path in ("/ping", "/v1/health", "/version"):
+        assert (await server.http.get(path)).status_code == 200
+
+
+async def test_content_types(server: Api) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}]})
+    for kind in ("application/json", "application/json; charset=utf-8", "Application/JSON;charset=UTF8"):
+        response = await server.http.post(
+            "/v1/chat/completions", content=body, headers={"content-type": kind}
+        )
+        assert response.status_code == 200
+    without = server.http.build_request("POST", "/v1/chat/completions", content=body)
+    assert "content-type" not in without.headers
+    assert (await server.http.send(without)).status_code == 200
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        response = await server.http.post(
+            "/v1/chat/completions", content=body, headers={"content-type": kind}
+        )
+        assert "application/json" in error_of(response, 415)["message"]
+
+
+async def test_body_limit(server: Api) -> None:
+    small = server.configure(max_body=1000)
+    assert (await small.chat("x" * 100)).status_code == 200
+    error_of(await small.chat("x" * 1000), 413)
+
+    async def pieces() -> Any:
+        for _ in range(20):
+            yield b" " * 100
+
+    error_of(await small.http.post("/v1/completions", content=pieces()), 413)
+
+
+async def test_keys(server: Api) -> None:
+    locked = server.configure(api_keys=("first", "second"))
+    for headers in (
+        {"authorization": "Bearer first"},
+        {"authorization": "bearer second"},
+        {"x-api-key": "second"},
+    ):
+        assert (await locked.http.get("/v1/models", headers=headers)).status_code == 200
+    for headers in ({}, {"authorization": "Bearer "}, {"authorization": "Bearer firs"}, {"x-api-key": "é"}):
+        encoded = {k: v.encode() for k, v in headers.items()}
+        response = await locked.http.get("/v1/models", headers=encoded)
+        assert error_of(response, 401)["code"] == "invalid_api_key"
+    for path in ("/health", "/ping", "/v1/health"):
+        assert (await locked.http.get(path)).status_code == 200
+
+
+async def test_cors_and_keys(server: Api) -> None:
+    """K10: the preflight needs no key, and refusals carry the headers too."""
+    locked = server.configure(api_keys=("key",))
+    ask = {"Origin": "http://page", "Access-Control-Request-Method": "POST"}
+    preflight = await locked.http.options(
+        "/v1/chat/completions",
+        headers={**ask, "Access-Control-Request-Headers": "authorization,content-type"},
+    )
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == "*"
+    assert "POST" in preflight.headers["access-control-allow-methods"]
+    refused = await locked.http.post("/v1/chat/completions", json={}, headers={"Origin": "http://page"})
+    error_of(refused, 401)
+    assert refused.headers["access-control-allow-origin"] == "*"
+    wrong = await server.http.post("/v1/chat/completions", json={}, headers={"Origin": "http://page"})
+    assert wrong.headers["access-control-allow-origin"] == "*"
+    listed = server.configure(allow_origins=("http://good",), allow_credentials=True)
+    for origin, allowed in (("http://good", "http://good"), ("http://evil", None)):
+        response = await listed.http.get("/v1/models", headers={"Origin": origin})
+        assert response.headers.get("access-control-allow-origin") == allowed
+
+
+async def test_request_ids(server: Api) -> None:
+    async def answered(sent: str | None) -> str:
+        headers = {} if sent is None else {"x-request-id": sent}
+        return (await server.http.get("/v1/models", headers=headers)).headers["x-request-id"]
+
+    assert await answered("my-id") == "my-id"
+    assert await answered("x" * 128) == "x" * 128
+    for ignored in ("x" * 129, "", None):
+        assert await answered(ignored) not in ("", ignored)
+    first, second = await server.chat(), await server.chat()
+    assert first.json()["id"] != second.json()["id"]
+
+
+async def test_full_server(server: Api) -> None:
+    full = server.configure(max_requests=1)
+    full.served.active = 1
+    response = await full.chat()
+    assert error_of(response, 429, "rate_limit_error")["code"] == "rate_limit_exceeded"
+    assert response.headers["retry-after"]
+
+
+async def test_draining_server(server: Api) -> None:
+    draining = server.configure()
+    draining.served.draining = True
+    response = await draining.chat()
+    assert error_of(response, 503, "server_error")["code"] == "service_unavailable"
+    assert (await draining.http.get("/health")).status_code == 503
+
+
+async def test_a_bug_is_a_500_without_details(server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(server.served.frontend, "request", broken)
+    response = await server.chat()
+    error = error_of(response, 500, "server_error")
+    assert error["code"] == "internal_error"
+    assert "secret" not in error["message"]
+    assert response.headers["x-request-id"]
+
+
+async def test_error_classes_of_the_official_client(server: Api) -> None:
+    create = server.openai.chat.completions.create
+    good: Any = {"model": "byte-model", "messages": [{"role": "user", "content": "hi"}]}
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        await create(**good, temperature=3)
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        await create(**{**good, "model": "other"})
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        await create(model="byte-model", messages=[{"role": "user", "content": "x" * 600}], stream=True)
+
+
+async def test_schema_document(server: Api) -> None:
+    document = (await server.http.get("/openapi.json")).json()
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert "temperature" in schema["properties"]
+        assert "$ref" not in json.dumps(schema)
+    assert (
+        "messages"
+        in document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"][
+            "schema"
+        ]["required"]
+    )
+    assert (await server.configure(docs=False).http.get("/openapi.json")).status_code == 404

@@ -1,0 +1,205 @@
+"""The command line: what it answers to old commands, wrong flags and errors; flags made from fields."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lmdeploy
+from lmdeploy import GenerationConfig, TurbomindEngineConfig
+from lmdeploy.cli import check_env
+from lmdeploy.cli.flags import add_flags, from_args, normalise
+from lmdeploy.cli.main import build_parser, main
+from lmdeploy.config import is_fixed
+from lmdeploy.errors import CapacityError, ConfigError, EngineError, ModelError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def outcome(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    """(exit code, standard error) of a command that fails."""
+    code = main(argv)
+    out, err = capsys.readouterr()
+    assert out == ""
+    return code, err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--version", "-v"):
+        with pytest.raises(SystemExit) as caught:
+            main([flag])
+        assert caught.value.code == 0
+        assert capsys.readouterr().out == f"lmdeploy {lmdeploy.__version__}\n"
+
+
+def test_version_is_that_of_the_package() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert f'\nversion = "{lmdeploy.__version__}"\n' in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["convert", "internlm2", "./m"], "`lmdeploy convert` does not exist: models are loaded as they are"),
+        (["list"], "`lmdeploy check_env` lists the model families"),
+        (["serve", "gradio", "./m"], "`lmdeploy serve gradio` does not exist"),
+        (["serve", "api_client", "http://x"], "any OpenAI client"),
+        (["serve", "triton_client"], "any OpenAI client"),
+        (["chat", "turbomind", "./m"], "write `lmdeploy chat MODEL`"),
+        (["lite", "auto_awq", "./m"], "unknown command `lite`; commands: chat, check_env, serve"),
+        (["chta", "./m"], "unknown command `chta`"),
+        (["chat", "./m", "--meta-instruction", "x"], "with --chat-template"),
+        (["chat", "./m", "--adapters", "a=b"], "--adapters does not exist"),
+        (["chat", "./m", "--session-length", "5"], "did you mean --session-len?"),
+        (["chat", "./m", "--qqqq"], "`lmdeploy chat --help` lists the options"),
+        (["chat", "./m", "second"], "unexpected argument 'second'"),
+        (["chat", "--session-len", "many"], "invalid int value: 'many'"),
+        (["serve"], "COMMAND"),
+        ([], "COMMAND"),
+    ],
+)
+def test_what_does_not_exist_is_answered_with_what_does(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    code, err = outcome(capsys, *argv)
+    assert code == 2
+    assert words in err
+    assert err.startswith("lmdeploy: error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (ConfigError("bad flag"), 2, "lmdeploy: error: bad flag\n"),
+        (CapacityError("too big"), 2, "lmdeploy: error: too big\n"),
+        (ModelError("two\nlines"), 1, "lmdeploy: error: two lines\n"),
+        (EngineError("broken"), 1, "lmdeploy: error: broken\n"),
+        (
+            PermissionError(13, "Permission denied", "/x"),
+            1,
+            "lmdeploy: error: [Errno 13] Permission denied: '/x'\n",
+        ),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_are_one_line_and_an_exit_code(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    text: str,
+) -> None:
+    def fail(args: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setattr(check_env, "run", fail)
+    assert outcome(capsys, "check_env") == (code, text)
+
+
+def test_a_fault_of_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_env, "run", lambda args: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["check-env"])
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    # The reader is gone before anything is written.
+    code = "import sys; sys.stdin.read(); from lmdeploy.cli.main import main; sys.exit(main(['check_env']))"
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=write, stderr=subprocess.PIPE, cwd=ROOT
+    )
+    os.close(write)
+    os.close(read)
+    _, err = process.communicate(b"", timeout=60)
+    assert (process.returncode, err) == (141, b"")
+
+
+def test_command_without_a_traceback_in_a_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lmdeploy", "chat", "no-such-model"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("lmdeploy: error: no-such-model")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["chat", "--help"], ["serve", "api_server", "--help"]])
+def test_help_names_the_flags(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        build_parser().parse_args(argv)
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert ("--session-len" in text) == (len(argv) > 1)
+
+
+def test_dash_and_underscore_are_one() -> None:
+    argv = ["--session_len", "5", "--top_p=0.5", "some_value", "--", "--kept_as_is"]
+    assert normalise(argv) == ["--session-len", "5", "--top-p=0.5", "some_value", "--", "--kept_as_is"]
+
+
+def parse(cls: type[Any], *argv: str) -> Any:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_flags(parser, cls)
+    return from_args(cls, parser.parse_args(normalise(list(argv))))
+
+
+@pytest.mark.parametrize("cls", [TurbomindEngineConfig, GenerationConfig])
+def test_no_flags_give_the_defaults(cls: Callable[[], Any]) -> None:
+    assert parse(cls) == cls()  # type: ignore[arg-type]
+
+
+def test_flags_reach_their_fields() -> None:
+    argv = "--session-len 8192 --max_batch_size 64 --cache-max-entry-count 0.5 --no-enable-prefix-caching"
+    argv += " --cache-block-seq-len 32 --num-threads 3 --model-format gguf --revision main"
+    assert parse(TurbomindEngineConfig, *argv.split()) == TurbomindEngineConfig(
+        session_len=8192,
+        max_batch_size=64,
+        cache_max_entry_count=0.5,
+        enable_prefix_caching=False,
+        cache_block_seq_len=32,
+        num_threads=3,
+        model_format="gguf",
+        revision="main",
+    )
+    words = ["--stop-words", "a b", "c", "--temperature", "0", "--random-seed", "-5"]
+    expected = GenerationConfig(stop_words=["a b", "c"], temperature=0.0, random_seed=-5)
+    assert parse(GenerationConfig, *words) == expected
+
+
+@pytest.mark.parametrize(
+    "argv",
+    ["--tp 1", "--quant-policy 0", "--quant_policy none", "--async 0", "--communicator nccl", "--nnodes 1"],
+)
+def test_flags_of_other_machines_are_accepted_where_they_change_nothing(argv: str) -> None:
+    parse(TurbomindEngineConfig, *argv.split())
+
+
+@pytest.mark.parametrize(
+    "argv", ["--tp 2", "--quant-policy 8", "--use-logn-attn", "--rope-scaling-factor 2.0"]
+)
+def test_flags_of_other_machines_are_refused_with_the_fields_reason(argv: str) -> None:
+    with pytest.raises(ConfigError, match="not supported") as caught:
+        parse(TurbomindEngineConfig, *argv.split())
+    assert caught.value.param is not None
+    assert caught.value.param.replace("_", "-") in argv
+
+
+def test_fields_without_effect_are_not_in_the_help() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, TurbomindEngineConfig)
+    shown = {a.dest for a in parser._actions if a.help != argparse.SUPPRESS} - {"help"}
+    assert shown == {f.name for f in dataclasses.fields(TurbomindEngineConfig) if not is_fixed(f)}
