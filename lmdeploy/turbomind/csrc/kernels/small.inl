@@ -122,30 +122,23 @@ static void prepare_group(const float* x, int count, const Activations& a, int r
   a.sum[entry] = scale * static_cast<float>(reduce_ints(sum));
 }
 
-static uint32_t bits_of(float value) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &value, 4);
-  return bits;
-}
 static float float_of(uint32_t bits) {
   float value;
   __builtin_memcpy(&value, &bits, 4);
   return value;
 }
-static uint32_t to_bf16(float value) {
-  const uint32_t bits = bits_of(value), rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  return (bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : rounded;
-}
-
 static void prepare_bf16(const float* x, int count, const Activations& a, int row, int k_begin, int k_end) {
   const int m = rows_of_block(a, row);
   const size_t block = static_cast<size_t>(row / kRowBlock) * kRowBlock * a.k_padded + row % kRowBlock * 2;
-  for (int k = k_begin; k < k_end; ++k) {
-    const float value = k - k_begin < count ? x[k - k_begin] : 0.0f;
-    const uint32_t high = to_bf16(value);
-    const size_t at = block + static_cast<size_t>(k / 2) * 2 * m + k % 2;
-    a.bf_hi[at] = static_cast<uint16_t>(high);
-    a.bf_lo[at] = static_cast<uint16_t>(to_bf16(value - float_of(high << 16)));
+  for (int k = k_begin; k < k_end; k += 16) {
+    uint32_t hi[8], lo[8];
+    split_bf16(load_padded(x + (k - k_begin), count - (k - k_begin)), hi, lo);
+    const int pairs = k_end - k < 16 ? (k_end - k) / 2 : 8;
+    for (int i = 0; i < pairs; ++i) {
+      const size_t at = block + static_cast<size_t>(k / 2 + i) * 2 * m;
+      __builtin_memcpy(a.bf_hi + at, &hi[i], 4);
+      __builtin_memcpy(a.bf_lo + at, &lo[i], 4);
+    }
   }
 }
 

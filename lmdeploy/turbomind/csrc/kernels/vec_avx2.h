@@ -150,3 +150,23 @@ INLINE void store_planes(IntVec v, int8_t* hi, int8_t* lo, int stride) {
   store_dwords(high, hi, stride);
   store_dwords(low, lo, stride);
 }
+
+// The nearest bfloat16 of each lane, still as float.
+INLINE __m256 to_bf16_half(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x),
+                odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256 any =
+      _mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm256_and_ps(any, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xffff0000))));
+}
+INLINE void store_upper(__m256 a, __m256 b, uint32_t* out) {
+  const __m256i x = _mm256_srli_epi32(_mm256_castps_si256(a), 16), y = _mm256_srli_epi32(_mm256_castps_si256(b), 16);
+  _mm256_storeu_si256((__m256i*)out, _mm256_permute4x64_epi64(_mm256_packus_epi32(x, y), 0xd8));
+}
+INLINE void split_bf16(Vec v, uint32_t* hi, uint32_t* lo) {
+  const Vec high = {to_bf16_half(v.a), to_bf16_half(v.b)}, rest = sub(v, high);
+  store_upper(high.a, high.b, hi);
+  store_upper(to_bf16_half(rest.a), to_bf16_half(rest.b), lo);
+}

@@ -97,3 +97,11 @@ INLINE void store_planes(IntVec v, int8_t* hi, int8_t* lo, int stride) {
   store_dwords(_mm512_cvtepi32_epi8(high), hi, stride);
   store_dwords(_mm512_cvtepi32_epi8(low), lo, stride);
 }
+
+// Splits 16 values into bfloat16 planes hi + lo, two values in each of the 8 words.
+INLINE void split_bf16(Vec v, uint32_t* hi, uint32_t* lo) {
+  const __m256i high = (__m256i)_mm512_cvtneps_pbh(v);
+  const Vec rest = sub(v, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16)));
+  _mm256_storeu_si256((__m256i*)hi, high);
+  _mm256_storeu_si256((__m256i*)lo, (__m256i)_mm512_cvtneps_pbh(rest));
+}
