@@ -63,7 +63,7 @@ INLINE IntVec masked(IntVec v, int shift, __m256i mask) {
   return {_mm256_and_si256(_mm256_srli_epi16(v.a, shift), mask), _mm256_and_si256(_mm256_srli_epi16(v.b, shift), mask)};
 }
 
-constexpr int kAhead = 2048;  // bytes of prefetch distance where products, not memory, set the pace
+constexpr int kAhead = 4096;  // bytes: several streams (codes, scales, offsets) are too much for the hardware alone
 
 // Rows [first, first + M) of the block that starts at `row`.
 template <int KIND, int M>
@@ -84,7 +84,7 @@ static void grouped_tile(const Matrix& w, const Activations& a, const Block& blo
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) sums[m] = zero_ints();
     for (int i = 0; i < lines; ++i) {
-      if (M > 1) __builtin_prefetch(line + kAhead, 0, 3);
+      __builtin_prefetch(line + kAhead, 0, 3);
       const IntVec v = {_mm256_load_si256((const __m256i*)line), _mm256_load_si256((const __m256i*)line + 1)};
       dot_pair<M>(sums, masked(v, 0, mask), even);
       dot_pair<M>(sums, masked(v, 8, mask), odd);
