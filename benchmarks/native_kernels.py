@@ -2,9 +2,10 @@
 
     python benchmarks/native_kernels.py [--threads 2] [--kernels avx512] [--quick]
 
-One row is compared with a plain read of the same bytes, many rows with the dot-product peak divided by the number of
-activation planes (2), attention with a plain read of the cache. Times are CPU seconds of the slowest thread, the best
-of several alternating repetitions: other processes disturb only through caches and memory, and both sides alike.
+One row is compared with a plain read of the same bytes, many rows with the dot-product peak divided by the
+number of activation planes (2), attention with a plain read of the cache. Times are CPU seconds of the slowest
+thread, the best of several alternating repetitions: other processes disturb only through caches and memory, and
+both sides alike.
 """
 
 from __future__ import annotations
@@ -71,18 +72,25 @@ def attention(args: argparse.Namespace, kv_heads: int, heads: int, dim: int, tok
         sequences = blocks // (tokens // block)
         size = sequences * (tokens // block) * per_block
         flops = 4.0 * rows * heads * kv_heads * tokens * dim * sequences
+        form = f"attention {kv_heads * heads}/{kv_heads} heads, dim {dim}, {tokens} tokens, block {block}"
         print(
-            f"attention {kv_heads * heads}/{kv_heads} heads, dim {dim}, {tokens} tokens, block {block}, rows {rows:<2d}"
-            f" {size / seconds / 1e9:6.1f} GB/s  {flops / seconds / 1e9:6.1f} GFLOP/s  of read {read / seconds:4.2f}",
+            f"{form}, rows {rows:<2d} {size / seconds / 1e9:6.1f} GB/s"
+            f"  {flops / seconds / 1e9:6.1f} GFLOP/s  of read {read / seconds:4.2f}",
             flush=True,
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--kernels", default=K.active(), choices=[n for n in K.supported() if n != "portable"])
-    parser.add_argument("--megabytes", type=int, default=256, help="bytes of weights or cache to walk through")
+    parser.add_argument(
+        "--kernels", default=K.active(), choices=[n for n in K.supported() if n != "portable"]
+    )
+    parser.add_argument(
+        "--megabytes", type=int, default=256, help="bytes of weights or cache to walk through"
+    )
     parser.add_argument("--repeats", type=int, default=12)
     parser.add_argument("--quick", action="store_true", help="one shape and W4 only")
     args = parser.parse_args()

@@ -13,10 +13,10 @@
 
 namespace lmdeploy {
 
-constexpr int kTile = 16;      // output channels of a weight tile, tokens of a key tile
-constexpr int kRowBlock = 8;   // rows that share one activation block
-constexpr int kChunk = 128;    // tokens of one softmax chunk
-constexpr int kSplit = 512;    // tokens of one attention split: ranges start at its multiples
+constexpr int kTile = 16;     // output channels of a weight tile, tokens of a key tile
+constexpr int kRowBlock = 8;  // rows that share one activation block
+constexpr int kChunk = 128;   // tokens of one softmax chunk
+constexpr int kSplit = 512;   // tokens of one attention split: ranges start at its multiples
 constexpr int kMaxHeadDim = 512;
 
 enum WeightKind : int32_t {
@@ -33,14 +33,14 @@ enum WeightKind : int32_t {
 // k is padded with zero codes to a multiple of `group` (Bf16: of 2), n with channels of scale 0 to a multiple of 16.
 struct Matrix {
   WeightKind kind;
-  int32_t n, k;                // logical
-  int32_t tiles;               // ceil(n / 16)
+  int32_t n, k;   // logical
+  int32_t tiles;  // ceil(n / 16)
   int32_t k_padded;
-  int32_t group, groups;       // inputs per scale: 32, 64 or 128 (Bf16: 0); k_padded / group
-  const uint8_t* lines;        // 64-byte aligned
-  const uint16_t* scales;      // fp16 [tiles][groups][16]
-  const uint8_t* zeros;        // [tiles][groups][16], kW4Zero
-  const uint16_t* mins;        // fp16 [tiles][groups][16], kW4Min
+  int32_t group, groups;   // inputs per scale: 32, 64 or 128 (Bf16: 0); k_padded / group
+  const uint8_t* lines;    // 64-byte aligned
+  const uint16_t* scales;  // fp16 [tiles][groups][16]
+  const uint8_t* zeros;    // [tiles][groups][16], kW4Zero
+  const uint16_t* mins;    // fp16 [tiles][groups][16], kW4Min
 };
 
 // Rows of activations prepared for a matmul. Row r lives in block r / 8; a block with m rows (8, or the rest in the
@@ -52,8 +52,8 @@ struct Activations {
   int32_t rows, k, k_padded;
   int32_t group, groups;
   int8_t *hi, *lo;
-  float* scale;                // [rows][groups]
-  float* sum;                  // [rows][groups] scale * sum(128 * hi + lo)
+  float* scale;  // [rows][groups]
+  float* sum;    // [rows][groups] scale * sum(128 * hi + lo)
   uint16_t *bf_hi, *bf_lo;
 };
 
@@ -62,8 +62,8 @@ struct Activations {
 //   values [block_size / 16][head_dim / 16][16 tokens][16]        (head_dim is a multiple of 16)
 struct KvLayer {
   uint16_t* base;
-  int64_t block_stride;        // values between blocks of this layer
-  int64_t head_stride;         // values between KV heads of a block = 2 * block_size * head_dim
+  int64_t block_stride;  // values between blocks of this layer
+  int64_t head_stride;   // values between KV heads of a block = 2 * block_size * head_dim
   int32_t block_size, head_dim;
 };
 
@@ -73,17 +73,17 @@ struct KvLayer {
 struct AttentionItem {
   const KvLayer* kv;
   int32_t kv_head;
-  const int32_t* blocks;       // the sequence's block ids
+  const int32_t* blocks;  // the sequence's block ids
   int32_t kv_begin, kv_end;
   int32_t position;
   int32_t rows, heads;
-  const float* q;              // [rows][q_stride], heads of this KV head contiguous, already scaled
+  const float* q;  // [rows][q_stride], heads of this KV head contiguous, already scaled
   int64_t q_stride;
-  int32_t window;              // 0: none
-  float softcap;               // 0: none
-  float* out;                  // [rows][heads][head_dim] sum of exp(s - max) * v
-  float* max;                  // [rows][heads]; -inf when nothing is visible
-  float* sum;                  // [rows][heads]
+  int32_t window;  // 0: none
+  float softcap;   // 0: none
+  float* out;      // [rows][heads][head_dim] sum of exp(s - max) * v
+  float* max;      // [rows][heads]; -inf when nothing is visible
+  float* sum;      // [rows][heads]
 };
 
 struct KernelTable {
@@ -107,7 +107,7 @@ struct KernelTable {
   void (*silu_mul)(const float* gate, const float* up, int n, float* y);
   void (*gelu_tanh_mul)(const float* gate, const float* up, int n, float* y);
   void (*gelu_mul)(const float* gate, const float* up, int n, float* y);  // erf form
-  void (*add_scaled)(float* x, const float* y, float scale, int n);  // x += scale * y
+  void (*add_scaled)(float* x, const float* y, float scale, int n);       // x += scale * y
 
   // Stores one token's key and value of one KV head (float [head_dim] each) at slot `slot` of block `block`.
   void (*store_kv)(const KvLayer& kv, int kv_head, int block, int slot, const float* key, const float* value);
