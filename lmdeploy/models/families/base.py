@@ -34,7 +34,7 @@ class Family:
 
 def activation(config: Fields, key: str = "hidden_act") -> Activation:
     """The activation of a gated block; ModelError naming it when it is none of the known ones."""
-    name = config.get(key) or "silu"
+    name = config.text(key, "silu")
     if name not in _ACTIVATIONS:
         raise config.fail(key, f"is {name!r}, which is not supported (supported: {', '.join(_ACTIVATIONS)})")
     return _ACTIVATIONS[name]

@@ -48,7 +48,7 @@ def from_gguf(file: GGUFFile) -> ModelSpec:
     for key in ("attention.value_length", "rope.dimension_count"):
         if fields.integer(key, head_dim) != head_dim:
             raise fields.fail(key, f"is {fields.get(key)}; only the head dimension, {head_dim}, is supported")
-    if fields.get("expert_count"):
+    if fields.get("expert_count") not in (None, 0):
         raise fields.fail(
             "expert_count", f"is {fields.get('expert_count')}; mixtures of experts are not supported"
         )
@@ -102,7 +102,7 @@ def _embedding_rows(file: GGUFFile) -> int:
 
 def _gguf_rope(fields: Fields, file: GGUFFile, head_dim: int) -> RopeSpec:
     theta = fields.number("rope.freq_base", 10000.0)
-    kind = fields.get("rope.scaling.type") or "none"
+    kind = fields.text("rope.scaling.type", "none")
     if kind == "linear":
         return RopeSpec(theta, head_dim, "linear", fields.number("rope.scaling.factor"))
     if kind != "none":
