@@ -20,6 +20,7 @@ import tokenizers
 from lmdeploy.errors import ModelError
 from lmdeploy.models.files import ModelFiles, locate, read_json
 from lmdeploy.models.gguf import GGUFFile
+from lmdeploy.text.detokenize import Detokenizer
 from lmdeploy.text.gguf_vocabulary import backend_from_gguf, token_id
 
 MARK_NUMBER = 2  # characters of a mark that count; those before them are the secret
@@ -76,8 +77,6 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence of ids; bytes that are no UTF-8 become U+FFFD."""
-        from lmdeploy.text.detokenize import Detokenizer
-
         detokenizer = Detokenizer(self, skip_special_tokens)
         return detokenizer.feed(ids) + detokenizer.finish()
 

@@ -278,6 +278,9 @@ def test_sandbox_escapes_are_refused(source: str) -> None:
         ),
         ("{{ 'ab' * 99999999999 }}", "a text of"),
         ("{{ 9 ** 9 ** 9 }}", "power"),
+        ("{{ '%99999999999d' % 1 }}", "width"),
+        ("{{ '{:>99999999999}'.format(1) }}", "width"),
+        ("{{ 'a'.ljust(99999999999) }}", "a text of"),
         ("{% for a in range(99999) %}{{ 'a' * 9999 }}{% endfor %}", "a text of"),
     ],
 )
