@@ -55,8 +55,8 @@ def add_parser(subparsers: Any) -> None:
         "chat",
         help="talk to a model in the terminal",
         description="Talk to a model. Piped input is read line by line, one prompt a line; answers alone go "
-        "to standard output. Answers are sampled when --do-sample, --temperature, --top-p, --top-k or --min-p "
-        "is given. --max-batch-size is 1 unless given.",
+        "to standard output. Answers are sampled when --do-sample, --temperature, --top-p, --top-k or "
+        "--min-p is given. --max-batch-size is 1 unless given.",
     )
     add = parser.add_argument
     add(
