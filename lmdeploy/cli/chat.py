@@ -55,8 +55,8 @@ def add_parser(subparsers: Any) -> None:
         "chat",
         help="talk to a model in the terminal",
         description="Talk to a model. Piped input is read line by line, one prompt a line; answers alone go "
-        "to standard output. Answers are sampled unless --temperature 0 or --no-do-sample is given. "
-        "--max-batch-size is 1 unless given.",
+        "to standard output. Answers are sampled when --do-sample, --temperature, --top-p, --top-k or "
+        "--min-p is given. --max-batch-size is 1 unless given.",
     )
     add = parser.add_argument
     add(
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.backend != "turbomind":
         raise ConfigError(f"--backend {args.backend}: this version has turbomind only")
-    sampling = {"do_sample": True, **{k: v for k, v in vars(args).items() if k in _SAMPLING}}
+    sampling = {k: v for k, v in vars(args).items() if k in _SAMPLING}
     config = GenerationConfig(max_new_tokens=args.max_new_tokens, **sampling)
     # A conversation is one sequence: room for more would only be memory taken from others.
     engine = from_args(TurbomindEngineConfig, args, max_batch_size=getattr(args, "max_batch_size", 1))

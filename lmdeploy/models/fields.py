@@ -36,6 +36,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": _OFF,
     "final_logit_softcapping": _OFF,
     "partial_rotary_factor": (None, 1.0),
+    "rope_interleaved": _OFF,
     "no_rope_layers": (None, []),
     "attention_chunk_size": _OFF,
     "embedding_multiplier": (None, 1.0),
@@ -56,6 +57,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "alibi": _OFF,
     "attn_temperature_tuning": _OFF,
 }
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: short, in one line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 class Fields:
@@ -79,7 +86,7 @@ class Fields:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise self.fail(key, f"is {value!r}; a whole number from 1 to {most} is expected")
+            raise self.fail(key, f"is {shown(value)}; a whole number from 1 to {most} is expected")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -87,20 +94,26 @@ class Fields:
         value = self._given(key, default)
         good = isinstance(value, int | float) and not isinstance(value, bool)
         if not good or not math.isfinite(value) or value <= 0:
-            raise self.fail(key, f"is {value!r}; a finite number above 0 is expected")
+            raise self.fail(key, f"is {shown(value)}; a finite number above 0 is expected")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self._given(key, default)
         if not isinstance(value, bool):
-            raise self.fail(key, f"is {value!r}; true or false is expected")
+            raise self.fail(key, f"is {shown(value)}; true or false is expected")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self._given(key, default)
+        if not isinstance(value, str):
+            raise self.fail(key, f"is {shown(value)}; a text is expected")
         return value
 
     def table(self, key: str) -> dict[str, Any] | None:
         """A JSON object, or None when absent or null."""
         value = self.get(key)
         if value is not None and not isinstance(value, dict):
-            raise self.fail(key, f"is {value!r}; an object is expected")
+            raise self.fail(key, f"is {shown(value)}; an object is expected")
         return value
 
     def _given(self, key: str, default: Any) -> Any:
@@ -115,8 +128,8 @@ class Fields:
         """Refuse by name every field that changes the mathematics and was not read by the family."""
         for key, neutral in _NEUTRAL.items():
             value = self._values.get(self._prefix + key)
-            if key not in self._read and value not in neutral:
-                shown = repr(value) if not isinstance(value, dict | list) else "set"
+            if key not in self._read and not any(value is one or value == one for one in neutral):
                 raise self.fail(
-                    key, f"is {shown}, which changes the computation and is not supported for this model"
+                    key,
+                    f"is {shown(value)}, which changes the computation and is not supported for this model",
                 )

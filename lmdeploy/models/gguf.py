@@ -26,6 +26,7 @@ TensorKind = Literal["float32", "float16", "bfloat16", "int4_zero", "int4_min", 
 
 GROUP = 32  # values a quantised block of the supported kinds holds
 _MAX_DIMS = 4
+_HEADER_LIMIT = 64 << 20  # bytes; vocabularies of a million tokens take less, a damaged count could take all
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,8 @@ class _Cursor:
     """Reads the header part of the file front to back; every step is checked against the file's end."""
 
     def __init__(self, path: Path, buffer: Any) -> None:
-        self.path, self.buffer, self.size, self.position = path, buffer, len(buffer), 0
+        self.path, self.buffer, self.position = path, buffer, 0
+        self.size = min(len(buffer), _HEADER_LIMIT)
 
     def fail(self, what: str) -> ModelError:
         return ModelError(f"{self.path}: damaged GGUF file: {what}.")
@@ -136,14 +138,14 @@ class _Cursor:
     def take(self, form: struct.Struct) -> Any:
         start, self.position = self.position, self.position + form.size
         if self.position > self.size:
-            raise self.fail(f"the file ends inside its header, at byte {self.size}")
+            raise self.fail(f"its header does not end within {self.size} bytes")
         return form.unpack_from(self.buffer, start)[0]
 
     def count(self, what: str, least_bytes: int) -> int:
         """A 64-bit count of things that take at least `least_bytes` each."""
         count = int(self.take(_U64))
         if count * least_bytes > self.size - self.position:
-            raise self.fail(f"it claims {count} {what}, more than the {self.size} bytes of the file can hold")
+            raise self.fail(f"it claims {count} {what}, more than {self.size} bytes of header can hold")
         return count
 
     def header(self) -> tuple[int, int]:
@@ -188,18 +190,21 @@ class _Cursor:
         kind = np.dtype(_SCALARS[code])
         start, self.position = self.position, self.position + count * kind.itemsize
         if self.position > self.size:
-            raise self.fail(f"the file ends inside its header, at byte {self.size}")
+            raise self.fail(f"its header does not end within {self.size} bytes")
         return np.frombuffer(self.buffer[start : self.position], kind)
 
-    def array(self, key: str) -> Any:
-        """list[str], or a NumPy array for numbers."""
+    def array(self, key: str) -> list[Any]:
+        """Of texts, numbers or truth values."""
         code = int(self.take(_U32))
         if code != _STRING and code not in _SCALARS:
             raise self.fail(f"metadata key {key!r} is an array of unsupported type {code}")
         count = self.count(
             f"elements of {key!r}", 8 if code == _STRING else np.dtype(_SCALARS[code]).itemsize
         )
-        return self.strings(key, count) if code == _STRING else self.scalars(code, count)
+        if code == _STRING:
+            return self.strings(key, count)
+        values = self.scalars(code, count)
+        return list((values != 0 if code == _BOOL else values).tolist())
 
     def strings(self, key: str, count: int) -> list[str]:
         # Vocabularies have 10^5 entries: a plain loop over local names keeps start-up short.
@@ -207,11 +212,11 @@ class _Cursor:
         found: list[bytes] = []
         for _ in range(count):
             if position + 8 > size:
-                raise self.fail(f"the file ends inside {key!r}")
+                raise self.fail(f"{key!r} does not end within {size} bytes")
             start = position + 8
             position = start + read(buffer, position)[0]
             if position > size:
-                raise self.fail(f"the file ends inside {key!r}")
+                raise self.fail(f"{key!r} does not end within {size} bytes")
             found.append(buffer[start:position])
         self.position = position
         try:

@@ -12,6 +12,7 @@ from lmdeploy import env
 from lmdeploy.errors import ConfigError, ModelError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_UNWANTED = ["*/*.safetensors"]  # the same weights once more, in another layout
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
@@ -47,7 +48,13 @@ def _download(model: str, revision: str | None, download_dir: str | None) -> Pat
 
     try:
         return Path(
-            snapshot_download(model, revision=revision, cache_dir=download_dir, allow_patterns=_WANTED)
+            snapshot_download(
+                model,
+                revision=revision,
+                cache_dir=download_dir,
+                allow_patterns=_WANTED,
+                ignore_patterns=_UNWANTED,
+            )
         )
     except GatedRepoError:
         raise ModelError(

@@ -13,7 +13,7 @@ from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import Checkpoint, GGUFStore
 from lmdeploy.models.families import llama
 from lmdeploy.models.families.base import Family
-from lmdeploy.models.fields import Fields
+from lmdeploy.models.fields import Fields, shown
 from lmdeploy.models.files import ModelFiles, locate, read_json
 from lmdeploy.models.gguf import GGUFFile
 from lmdeploy.models.safetensors_dir import SafetensorsStore
@@ -80,7 +80,7 @@ def _hf_spec(files: ModelFiles) -> tuple[Family, ModelSpec]:
     _refuse_quantized(config, source)
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
-    if name not in _BY_HF:
+    if not isinstance(name, str) or name not in _BY_HF:
         raise _unsupported(source, name, _BY_HF)
     fields = Fields(config, source)
     spec = _BY_HF[name].from_hf(fields)
@@ -100,9 +100,9 @@ def _refuse_quantized(config: dict[str, Any], source: str) -> None:
 
 def _gguf_spec(file: GGUFFile) -> tuple[Family, ModelSpec]:
     name = file.metadata.get("general.architecture")
-    if name not in _BY_GGUF:
+    if not isinstance(name, str) or name not in _BY_GGUF:
         raise _unsupported(str(file.path), name, _BY_GGUF)
-    if file.metadata.get("split.count", 1) != 1:
+    if file.metadata.get("split.count") not in (None, 1):
         raise ModelError(f"{file.path}: one part of a split GGUF model; join the parts into one file first.")
     return _BY_GGUF[name], _BY_GGUF[name].from_gguf(file)
 
@@ -111,4 +111,6 @@ def _unsupported(source: str, name: object, known: dict[str, Family]) -> ModelEr
     supported = ", ".join(sorted(known))
     if name is None:
         return ModelError(f"{source}: names no model architecture (supported: {supported}).")
-    return ModelError(f"{source}: model architecture {name!r} is not supported (supported: {supported}).")
+    return ModelError(
+        f"{source}: model architecture {shown(name)} is not supported (supported: {supported})."
+    )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lmdeploy.models.fields import Fields
+from lmdeploy.models.fields import Fields, shown
 from lmdeploy.models.spec import RopeSpec
 
 SUPPORTED = ("default", "linear", "llama3")
@@ -28,12 +28,14 @@ def rope_from_hf(config: Fields, head_dim: int, default_theta: float = 10000.0) 
     kind = values.get("rope_type") or values.get("type") or "default"
     if kind not in SUPPORTED:
         raise config.fail(
-            key, f"is of kind {kind!r}, which is not supported (supported: {', '.join(SUPPORTED)})"
+            key, f"is of kind {shown(kind)}, which is not supported (supported: {', '.join(SUPPORTED)})"
         )
     fields = Fields(values, f"{config.source}: {key}")
     partial = config.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
-        raise config.fail("partial_rotary_factor", f"is {partial!r}, which is not supported (supported: 1.0)")
+        raise config.fail(
+            "partial_rotary_factor", f"is {shown(partial)}, which is not supported (supported: 1.0)"
+        )
     theta = fields.number("rope_theta", config.number("rope_theta", default_theta))
     if kind == "default":
         return RopeSpec(theta, head_dim)

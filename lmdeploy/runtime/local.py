@@ -36,16 +36,14 @@ class LocalClient:
     def abort(self, request_ids: Iterable[str]) -> None:
         """Stop requests and forget their events; unknown and finished ones are ignored.
 
-        May be called at any moment, also by the garbage collector while this thread is inside a step: then
-        the abort takes effect when the step is over.
+        May be called at any moment, also by the garbage collector while this thread is inside a step: it only
+        notes the wish, which the next access to the engine carries out first.
         """
         self._aborts.extend((i, False) for i in request_ids)
-        self._settle()
 
     def cancel(self, request_id: str) -> None:
         """As `abort`, but whoever follows the request gets a last event with finish_reason "abort"."""
         self._aborts.append((request_id, True))
-        self._settle()
 
     def events(self, request_ids: Collection[str]) -> list[TokenEvent]:
         """The next events of these requests, in order; drives the engine until there is one.
@@ -98,15 +96,6 @@ class LocalClient:
             yield self._engine
         finally:
             self._lock.release()
-            self._settle()
-
-    def _settle(self) -> None:
-        """Apply what was asked while the lock was held; whoever holds it now comes by here afterwards."""
-        while self._aborts and self._lock.acquire(blocking=False):
-            try:
-                self._apply_aborts()
-            finally:
-                self._lock.release()
 
     def _apply_aborts(self) -> None:
         while self._aborts:

@@ -53,7 +53,7 @@ def backend_from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
             f"{source}: tokenizer kind {kind!r} is not supported (supported: gpt2, byte-level BPE)."
         )
     pre = metadata.get("tokenizer.ggml.pre", "default")
-    if pre not in _PRE_TOKENIZERS:
+    if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
         supported = ", ".join(_PRE_TOKENIZERS)
         raise ModelError(f"{source}: pre-tokenizer {pre!r} is not supported (supported: {supported}).")
     tokens = _strings(metadata, "tokenizer.ggml.tokens", source)
@@ -81,7 +81,7 @@ def _byte_level_bpe(
 
 def _strings(metadata: Mapping[str, Any], key: str, source: str) -> list[str]:
     value = metadata.get(key)
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list) or not value or not all(isinstance(entry, str) for entry in value):
         raise ModelError(f"{source}: {key} is missing or is no list of strings.")
     return value
 
@@ -95,7 +95,7 @@ def _merge(entry: str, source: str) -> tuple[str, str]:
 
 def _mark_added(backend: Tokenizer, tokens: list[str], metadata: Mapping[str, Any], source: str) -> None:
     types = metadata.get("tokenizer.ggml.token_type")
-    if types is None or len(types) != len(tokens):
+    if not isinstance(types, list) or len(types) != len(tokens) or isinstance(types[0], str):
         raise ModelError(f"{source}: tokenizer.ggml.token_type does not have one entry per token.")
     pairs = list(zip(tokens, [int(kind) for kind in types], strict=True))
     control = [

@@ -1,7 +1,8 @@
 """The environment chat templates run in: sandboxed, with the names models expect, bounded in time and size.
 
 Knows nothing of messages or tokens. Templates come with a model, so they are data of a stranger: no attribute
-of Python's machinery is reachable, loops and macros check a deadline, and no string may outgrow the limit.
+of Python's machinery is reachable, loops and macros check a deadline, and texts made by operators, methods
+and output have a limit.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-TIME_LIMIT = 2.0  # seconds of one rendering
+TIME_LIMIT = 2.0  # seconds of computing for one rendering
 LENGTH_LIMIT = 32 << 20  # characters of one rendering, and of any text made on the way
 
 _PRIVATE = re.compile(r"\\u(e[0-9a-f]{3}|f[0-8][0-9a-f]{2})")
+_HUGE_WIDTH = re.compile(r"[%{:.][^%{}a-zA-Z]*[0-9]{7}")
 _FAILURES = (
     jinja2.TemplateError,
     TypeError,
@@ -31,6 +33,7 @@ _FAILURES = (
     AttributeError,
     ArithmeticError,
     RecursionError,
+    MemoryError,
 )
 
 
@@ -51,7 +54,7 @@ class _Generation(Extension):
 class _Environment(ImmutableSandboxedEnvironment):
     """Counts the cost of what a template does."""
 
-    intercepted_binops = frozenset(["+", "*", "**"])
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
@@ -69,10 +72,19 @@ class _Environment(ImmutableSandboxedEnvironment):
             for text, count in ((left, right), (right, left)):
                 if isinstance(text, str | list | tuple) and isinstance(count, int):
                     _check_length(len(text) * count)
+        if operator == "%" and isinstance(left, str):
+            _check_widths(left)
         result = super().call_binop(context, operator, left, right)
         if operator == "+" and isinstance(result, str):
             _check_length(len(result))
         return result
+
+    def call(self, context: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
+        owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+        if isinstance(owner, str):
+            _check_widths(owner)
+            _check_length(max([0, *(value for value in arguments if isinstance(value, int))]))
+        return super().call(context, function, *arguments, **named)
 
 
 class CompiledTemplate:
@@ -125,10 +137,11 @@ def _raise(message: object) -> None:
 
 
 def _deadline(seconds: float) -> Callable[[], None]:
-    end = time.monotonic() + seconds
+    # Time of this thread, so that a busy machine does not fail a sound template.
+    end = time.thread_time() + seconds
 
     def tick() -> None:
-        if time.monotonic() > end:
+        if time.thread_time() > end:
             raise TemplateFailure(f"the chat template ran longer than {seconds:g} seconds")
 
     return tick
@@ -137,6 +150,12 @@ def _deadline(seconds: float) -> Callable[[], None]:
 def _check_length(length: int) -> None:
     if length > LENGTH_LIMIT:
         raise TemplateFailure(f"the chat template made a text of more than {LENGTH_LIMIT} characters")
+
+
+def _check_widths(form: str) -> None:
+    """Format widths and precisions, as in '%99999999d'."""
+    if _HUGE_WIDTH.search(form):
+        raise TemplateFailure("a width in a text of the chat template is too large")
 
 
 def _join(*parts: object) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from lmdeploy.errors import ConfigError
 
 _STRINGS = ("system", "eosys", "user", "eoh", "assistant", "eoa", "separator", "tool", "eotool")
-_OTHERS = ("model_name", "model_path", "meta_instruction", "capability", "stop_words")
+_OTHERS = ("model_name", "meta_instruction", "capability", "stop_words")
 
 _TEMPLATE = """
 {%- macro text(content) -%}
@@ -58,6 +58,8 @@ def template_from_fields(given: str | Mapping[str, Any], source: str) -> FieldTe
     """Raises ConfigError naming the field that is unknown, ill-typed or not supported."""
     fields: dict[str, Any] = json.loads(given) if isinstance(given, str) else dict(given)
     fields = {key: value for key, value in fields.items() if value is not None}
+    if "model_path" in fields:
+        raise ConfigError(f"{source}: model_path is not supported; give that model's template file instead.")
     for key in fields:
         if key not in (*_STRINGS, *_OTHERS):
             raise ConfigError(f"{source}: unknown field {key!r} (known: {', '.join((*_OTHERS, *_STRINGS))}).")

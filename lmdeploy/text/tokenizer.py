@@ -20,6 +20,7 @@ import tokenizers
 from lmdeploy.errors import ModelError
 from lmdeploy.models.files import ModelFiles, locate, read_json
 from lmdeploy.models.gguf import GGUFFile
+from lmdeploy.text.detokenize import Detokenizer
 from lmdeploy.text.gguf_vocabulary import backend_from_gguf, token_id
 
 MARK_NUMBER = 2  # characters of a mark that count; those before them are the secret
@@ -76,8 +77,6 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence of ids; bytes that are no UTF-8 become U+FFFD."""
-        from lmdeploy.text.detokenize import Detokenizer
-
         detokenizer = Detokenizer(self, skip_special_tokens)
         return detokenizer.feed(ids) + detokenizer.finish()
 
@@ -213,7 +212,7 @@ def _from_directory(directory: Path) -> Tokenizer:
         backend,
         str(directory),
         bos_id=ids.get("bos_token"),
-        eos_ids=[i for i in ends if isinstance(i, int)],
+        eos_ids=[i for i in ends if isinstance(i, int) and not isinstance(i, bool)],
         named_tokens=named,
     )
 
@@ -234,12 +233,11 @@ def _complete_added(
 ) -> None:
     """Add tokens that only tokenizer_config.json names; make its named tokens control tokens."""
     listed = config.get("added_tokens_decoder")
+    entries = listed if isinstance(listed, dict) else {}
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    for _, entry in sorted(
-        (listed if isinstance(listed, dict) else {}).items(), key=lambda item: int(item[0])
-    ):
+    for entry in (entries[key] for key in sorted(entries, key=lambda key: (len(key), key))):
         text = _token_text(entry)
-        if text is not None and text not in known:
+        if text is not None and text not in known and isinstance(entry, dict):
             flags = {
                 key: bool(entry.get(key))
                 for key in ("special", "lstrip", "rstrip", "single_word", "normalized")

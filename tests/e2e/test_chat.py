@@ -32,7 +32,7 @@ def chat(*flags: str, stdin: str = "", **environment: str) -> subprocess.Complet
 
 
 def test_one_prompt() -> None:
-    done = chat("--prompt", FRANCE, "--temperature", "0")
+    done = chat("--prompt", FRANCE)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
     for word in ("weights", "KV cache", "TTFT", "TPOT", "tokens/s"):
@@ -41,7 +41,7 @@ def test_one_prompt() -> None:
 
 def test_times_are_those_of_the_answer() -> None:
     """E2E = TTFT + TPOT x (N - 1)"""
-    done = chat("--prompt", FRANCE, "--temperature", "0", "--max-new-tokens", "40", "--ignore-eos")
+    done = chat("--prompt", FRANCE, "--max-new-tokens", "40", "--ignore-eos")
     found = re.search(
         r"TTFT ([\d.]+) ms, TPOT ([\d.]+) ms, ([\d.]+) tokens/s: (\d+) tokens in ([\d.]+) s", done.stderr
     )
@@ -53,7 +53,7 @@ def test_times_are_those_of_the_answer() -> None:
 
 
 def test_piped_lines_are_turns_of_one_conversation() -> None:
-    done = chat("--temperature", "0", "--max-new-tokens", "16", stdin=f"{FRANCE}\nAnd of Italy?\n")
+    done = chat("--max-new-tokens", "16", stdin=f"{FRANCE}\nAnd of Italy?\n")
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
     assert "Rome" in done.stdout
@@ -119,7 +119,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
-    made = Terminal("--temperature", "0", "--ignore-eos", "--max-new-tokens", "900")
+    made = Terminal("--ignore-eos", "--max-new-tokens", "900")
     yield made
     try:
         os.kill(made.pid, signal.SIGKILL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -350,3 +351,40 @@ def test_engine_failure_of_one_step() -> None:
     failed = one(pipe("a", config))
     assert (failed.finish_reason, failed.error_message) == ("error", "out of luck")
     assert one(pipe("a", config)).finish_reason == "length"
+
+
+def test_interrupted_call_leaves_a_pipeline_that_works() -> None:
+    """Ctrl-C is raised where the native call returns to Python: the step then counts as not done."""
+    steps = 0
+
+    def on_step(_batch: Batch) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 4:
+            raise KeyboardInterrupt
+
+    pipe = make(b"", on_step=on_step)
+    config = GenerationConfig(max_new_tokens=20, ignore_eos=True)
+    with pytest.raises(KeyboardInterrupt):
+        pipe(["a", "b"], config)
+    assert_idle(pipe)
+    assert one(pipe("a", config)).text == one(make(b"")("a", config)).text
+
+
+def test_memory_does_not_grow_with_the_number_of_requests() -> None:
+    """K08: after a warm-up, 600 different requests with log-probabilities leave nothing behind."""
+    pipe = make(b"")
+    config = GenerationConfig(max_new_tokens=2, ignore_eos=True, logprobs=3)
+
+    def ask(first: int, count: int) -> None:
+        for i in range(first, first + count, 10):
+            many(pipe([f"question {i + k}" for k in range(10)], config))
+
+    ask(0, 300)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    ask(300, 600)
+    gc.collect()
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 100_000

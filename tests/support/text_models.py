@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+from demo_model import demo_gguf
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-from tests.support.demo_model import demo_gguf
 
 
 @lru_cache(maxsize=1)
@@ -89,3 +88,19 @@ def write_sentencepiece_directory(path: Path, metaspace: bool = False, template:
         json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
     )
     return path
+
+
+def tiny_metadata(**changes: Any) -> dict[str, Any]:
+    """Metadata of a small byte-level vocabulary; `changes` replace `tokenizer.ggml.` keys."""
+    alphabet = [token for token in demo_fields()["tokenizer.ggml.tokens"] if len(token) == 1]
+    tokens = ["<|begin|>", "<|end|>", "<tool>", *alphabet, "ab"]
+    metadata = {
+        "model": "gpt2",
+        "pre": "llama-bpe",
+        "tokens": tokens,
+        "merges": ["a b"],
+        "token_type": [3, 3, 4, *[1] * (len(tokens) - 3)],
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in (metadata | changes).items()}

@@ -185,7 +185,10 @@ def test_flags_reach_their_fields() -> None:
     ["--tp 1", "--quant-policy 0", "--quant_policy none", "--async 0", "--communicator nccl", "--nnodes 1"],
 )
 def test_flags_of_other_machines_are_accepted_where_they_change_nothing(argv: str) -> None:
-    parse(TurbomindEngineConfig, *argv.split())
+    config = parse(TurbomindEngineConfig, *argv.split())
+    working = [f.name for f in dataclasses.fields(config) if not is_fixed(f)]
+    default = TurbomindEngineConfig()
+    assert [getattr(config, name) for name in working] == [getattr(default, name) for name in working]
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_generation_config_accepts_the_edges() -> None:
     GenerationConfig(temperature=0, top_p=0, top_k=0, min_p=1, random_seed=-(2**63), logprobs=0)
     GenerationConfig(temperature=2, top_p=1, random_seed=2**64 - 1, max_new_tokens=None, min_new_tokens=9999)
     GenerationConfig(stop_words=["a whole sentence. "], logit_bias={7: -math.inf}, stop_token_ids=(1, 2))
-    GenerationConfig(response_format={"type": "text"})
+    assert GenerationConfig(response_format={"type": "text"}).response_format == {"type": "text"}
 
 
 @pytest.mark.parametrize(

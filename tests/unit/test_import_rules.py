@@ -25,8 +25,8 @@ MAY_IMPORT = {
     "logging": BASE,
     "config": BASE,
     "quant": BASE,
-    "text": BASE | {"models"},  # the vocabulary of a GGUF file is in its metadata
-    "models": TEXT_AND_NUMBERS - {"text"},
+    "models": BASE | {"quant"},
+    "text": BASE | {"models"},  # vocabulary and template of a GGUF file are in its metadata
     "engine": BASE,
     "turbomind": BASE | {"engine", "models", "quant"},
     "messages": BASE | {"engine"},

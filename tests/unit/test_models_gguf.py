@@ -11,9 +11,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from demo_model import demo_gguf
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFReader
 from gguf.quants import dequantize
+from gguf_files import write_llama
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,8 +23,6 @@ from lmdeploy.errors import ModelError
 from lmdeploy.models.gguf import GGUFFile
 from lmdeploy.models.registry import load_spec, open_checkpoint
 from lmdeploy.quant.tensors import GroupedTensor
-from tests.support.demo_model import demo_gguf
-from tests.support.gguf_files import write_llama
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,7 @@ def test_demo_metadata_is_read_fast_and_whole(reader: GGUFReader) -> None:
     assert time.process_time() - start < 0.2
     for key, field in reader.fields.items():
         if not key.startswith("GGUF."):
-            ours = file.metadata[key]
-            assert (ours.tolist() if isinstance(ours, np.ndarray) else ours) == field.contents()
+            assert file.metadata[key] == field.contents()
 
 
 def test_demo_query_rows_are_brought_to_half_order(reader: GGUFReader) -> None:
@@ -113,8 +112,8 @@ def kind_offset(data: bytes, name: bytes) -> int:
         (lambda d: b"GGML" + d[4:], "not a GGUF file"),
         (lambda d: patched(d, 4, "<I", 1), "version 1 is not supported"),
         (lambda d: patched(d, 4, ">I", 3), "big-endian"),
-        (lambda d: patched(d, 8, "<Q", 1 << 60), "more than the"),
-        (lambda d: patched(d, 16, "<Q", 1 << 63), "more than the"),
+        (lambda d: patched(d, 8, "<Q", 1 << 60), "bytes of header can hold"),
+        (lambda d: patched(d, 16, "<Q", 1 << 63), "bytes of header can hold"),
         (lambda d: patched(d, 24, "<Q", 1 << 40), "bytes of a metadata key"),
         (lambda d: d[: len(d) // 2], "cut off or damaged"),
         (lambda d: d[:-1], "cut off or damaged"),

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from demo_model import demo_gguf
 from gguf import GGMLQuantizationType as Kind
+from gguf_files import write_llama
+from hf_files import CONFIG, write_hf
 
 from lmdeploy.errors import ConfigError, ModelError
 from lmdeploy.models.hub import resolve_model_path
 from lmdeploy.models.registry import load_spec, open_checkpoint
 from lmdeploy.models.rope import inverse_frequencies, llama3_divisors
 from lmdeploy.models.spec import RopeSpec
-from tests.support.demo_model import demo_gguf
-from tests.support.gguf_files import write_llama
-from tests.unit.test_models_safetensors import CONFIG, write
 
 
 def spec_of(path: Path, **config: Any) -> Any:
@@ -142,7 +142,7 @@ def test_row_selection_reaches_every_part_of_a_grouped_tensor(form: str, tmp_pat
 
 
 def test_model_format_must_agree_with_the_files(tmp_path: Path) -> None:
-    directory = write(tmp_path / "hf")
+    directory = write_hf(tmp_path / "hf")
     for path, good, bad in ((directory, "hf", "gguf"), (demo_gguf(), "gguf", "hf")):
         open_checkpoint(path, good)
         open_checkpoint(path, None)

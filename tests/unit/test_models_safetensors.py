@@ -11,71 +11,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from hf_files import HIDDEN, hf_tensors, write_hf
 
 from lmdeploy.errors import ModelError
 from lmdeploy.models.registry import load_spec, open_checkpoint
-
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, LAYERS, VOCAB = 24, 4, 2, 8, 40, 2, 16
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": HIDDEN,
-    "intermediate_size": FFN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "head_dim": HEAD_DIM,
-    "vocab_size": VOCAB,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
-
-
-def tensors(dtype: Any = np.float32, tied: bool = False) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    shapes = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
-    if not tied:
-        shapes["lm_head.weight"] = (VOCAB, HIDDEN)
-    for i in range(LAYERS):
-        parts = {
-            "input_layernorm": (HIDDEN,),
-            "post_attention_layernorm": (HIDDEN,),
-            "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
-            "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
-            "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
-            "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
-            "mlp.gate_proj": (FFN, HIDDEN),
-            "mlp.up_proj": (FFN, HIDDEN),
-            "mlp.down_proj": (HIDDEN, FFN),
-        }
-        shapes |= {f"model.layers.{i}.{part}.weight": shape for part, shape in parts.items()}
-    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
-
-
-def write(path: Path, weights: dict[str, np.ndarray] | None = None, shards: int = 0, **config: Any) -> Path:
-    """A model directory; with `shards` above 0 an index and that many files."""
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text(json.dumps({**CONFIG, **config}))
-    weights = tensors() if weights is None else weights
-    if not shards:
-        save_file(weights, str(path / "model.safetensors"))
-        return path
-    names = sorted(weights)
-    table = {name: f"model-{i % shards + 1:05}-of-{shards:05}.safetensors" for i, name in enumerate(names)}
-    for file in set(table.values()):
-        save_file({n: weights[n] for n in names if table[n] == file}, str(path / file))
-    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": table}))
-    return path
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("shards", [0, 1, 3])
 def test_values_come_as_they_are_stored(dtype: Any, shards: int, tmp_path: Path) -> None:
-    weights = tensors(dtype)
-    checkpoint = open_checkpoint(write(tmp_path, weights, shards))
+    weights = hf_tensors(dtype)
+    checkpoint = open_checkpoint(write_hf(tmp_path, weights, shards))
     assert len(checkpoint.names()) == len(weights)
     pairs = {
         "embed.weight": "model.embed_tokens.weight",
@@ -96,62 +42,62 @@ def test_values_come_as_they_are_stored(dtype: Any, shards: int, tmp_path: Path)
 @pytest.mark.parametrize("form", ["absent", "redundant"])
 def test_tied_embeddings_in_every_file_form(form: str, tmp_path: Path) -> None:
     """K33: one weight, whether or not the file repeats it."""
-    weights = tensors(tied=True)
+    weights = hf_tensors(tied=True)
     if form == "redundant":
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"].copy()
-    checkpoint = open_checkpoint(write(tmp_path, weights, tie_word_embeddings=True))
+    checkpoint = open_checkpoint(write_hf(tmp_path, weights, tie_word_embeddings=True))
     assert checkpoint.spec.tie_embeddings
     assert "lm_head.weight" not in checkpoint.names()
 
 
 def test_old_rotary_buffers_are_no_weights(tmp_path: Path) -> None:
-    weights = tensors()
+    weights = hf_tensors()
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
-    open_checkpoint(write(tmp_path, weights))
+    open_checkpoint(write_hf(tmp_path, weights))
 
 
 def test_both_dtype_spellings_and_missing_ones_are_read(tmp_path: Path) -> None:
     for number, dtype in enumerate([{"torch_dtype": "bfloat16"}, {"torch_dtype": None, "dtype": "float16"}]):
-        assert load_spec(write(tmp_path / str(number), **dtype)).hidden_size == HIDDEN
+        assert load_spec(write_hf(tmp_path / str(number), **dtype)).hidden_size == HIDDEN
 
 
 def without(name: str) -> Callable[[Path], None]:
     def damage(path: Path) -> None:
-        weights = tensors()
+        weights = hf_tensors()
         del weights[name]
-        write(path, weights)
+        write_hf(path, weights)
 
     return damage
 
 
 def with_tensor(name: str, value: np.ndarray) -> Callable[[Path], None]:
-    return lambda path: write(path, {**tensors(), name: value}) and None
+    return lambda path: write_hf(path, {**hf_tensors(), name: value}) and None
 
 
 def cut_off(path: Path) -> None:
-    file = write(path) / "model.safetensors"
+    file = write_hf(path) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
 
 
 def huge_header(path: Path) -> None:
-    file = write(path) / "model.safetensors"
+    file = write_hf(path) / "model.safetensors"
     file.write_bytes(struct.pack("<Q", 1 << 60) + file.read_bytes()[8:])
 
 
 def empty(path: Path) -> None:
-    (write(path) / "model.safetensors").write_bytes(b"")
+    (write_hf(path) / "model.safetensors").write_bytes(b"")
 
 
 def lost_shard(path: Path) -> None:
-    (write(path, shards=3) / "model-00002-of-00003.safetensors").unlink()
+    (write_hf(path, shards=3) / "model-00002-of-00003.safetensors").unlink()
 
 
 def lost_index(path: Path) -> None:
-    (write(path, shards=3) / "model.safetensors.index.json").unlink()
+    (write_hf(path, shards=3) / "model.safetensors.index.json").unlink()
 
 
 def wrong_index(path: Path) -> None:
-    index = write(path, shards=3) / "model.safetensors.index.json"
+    index = write_hf(path, shards=3) / "model.safetensors.index.json"
     table = json.loads(index.read_text())
     table["weight_map"]["model.norm.weight"] = "model-00001-of-00003.safetensors"
     table["weight_map"]["lm_head.weight"] = "model-00001-of-00003.safetensors"
@@ -159,13 +105,13 @@ def wrong_index(path: Path) -> None:
 
 
 def outside_index(path: Path) -> None:
-    index = write(path, shards=1) / "model.safetensors.index.json"
+    index = write_hf(path, shards=1) / "model.safetensors.index.json"
     table = {"weight_map": {"model.norm.weight": "../../etc/passwd"}}
     index.write_text(json.dumps(table))
 
 
 def no_weights(path: Path) -> None:
-    (write(path) / "model.safetensors").unlink()
+    (write_hf(path) / "model.safetensors").unlink()
 
 
 def pickled_weights(path: Path) -> None:
@@ -174,15 +120,15 @@ def pickled_weights(path: Path) -> None:
 
 
 def bad_json(path: Path) -> None:
-    (write(path) / "config.json").write_text('{"architectures": [')
+    (write_hf(path) / "config.json").write_text('{"architectures": [')
 
 
 def list_json(path: Path) -> None:
-    (write(path) / "config.json").write_text("[]")
+    (write_hf(path) / "config.json").write_text("[]")
 
 
 def no_config(path: Path) -> None:
-    (write(path) / "config.json").unlink()
+    (write_hf(path) / "config.json").unlink()
 
 
 NAN = np.full((HIDDEN,), np.nan, np.float32)
@@ -243,9 +189,9 @@ def test_damage_is_one_clear_line(damage: Callable[[Path], None], words: str, tm
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_values_that_are_not_finite_are_found_anywhere(dtype: Any, value: float, tmp_path: Path) -> None:
-    weights = tensors(dtype)
+    weights = hf_tensors(dtype)
     weights["model.layers.1.mlp.down_proj.weight"][-1, -1] = value
-    checkpoint = open_checkpoint(write(tmp_path, weights))
+    checkpoint = open_checkpoint(write_hf(tmp_path, weights))
     checkpoint.read("layers.0.ffn.down_proj.weight")
     with pytest.raises(ModelError, match="not finite"):
         checkpoint.read("layers.1.ffn.down_proj.weight")

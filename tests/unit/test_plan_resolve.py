@@ -182,18 +182,18 @@ def test_the_account_in_words_and_values(model: str) -> None:
     assert len(text.splitlines()) < 12
 
 
-def running_at_once(config: RuntimeConfig, requests: int) -> tuple[int, int]:
+def running_at_once(config: RuntimeConfig, requests: int, prompt_len: int) -> tuple[int, int]:
     """Most sequences that ran together, and preemptions; each grows to session_len tokens."""
     executor = FakeExecutor(
         block_size=config.plan.block_size,
         num_blocks=config.plan.num_blocks,
-        max_rows=config.max_batch_size,
-        max_step_tokens=config.max_prefill_token_num + config.max_batch_size,
+        max_rows=config.limits.max_rows,
+        max_step_tokens=config.limits.max_step_tokens,
     )
     engine = Engine(executor, EngineOptions(max_batch_size=config.max_batch_size))
     for i in range(requests):
-        prompt = np.full(8, i + 1, np.int32)
-        engine.add(Request(f"r{i}", prompt, max_new_tokens=config.session_len - 8))
+        prompt = np.full(prompt_len, i + 1, np.int32)
+        engine.add(Request(f"r{i}", prompt, max_new_tokens=config.session_len - prompt_len))
     most = 0
     while engine.has_work:
         engine.step()
@@ -207,9 +207,12 @@ def running_at_once(config: RuntimeConfig, requests: int) -> tuple[int, int]:
 )
 def test_admission_follows_the_plan(model: str, blocks: int, fields: dict[str, Any], at_once: int) -> None:
     config = resolved(model, memory_for(model, blocks, **fields), **fields)
+    full = config.session_len - 8
     assert config.plan.sequences == at_once
-    assert running_at_once(config, at_once) == (at_once, 0)
-    most, preemptions = running_at_once(config, at_once + 1)
+    assert running_at_once(config, at_once, full) == (at_once, 0)
+    assert running_at_once(config, at_once + 2, full) == (at_once, 0)
+    assert running_at_once(config, at_once, 8) == (at_once, 0)
+    most, preemptions = running_at_once(config, at_once + 1, 8)
     if config.plan.bound == "max_batch_size":
         assert (most, preemptions) == (at_once, 0)
     else:

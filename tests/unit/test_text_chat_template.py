@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from demo_model import demo_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from text_models import demo_fields, write_demo_directory, write_sentencepiece_directory
 from transformers import AutoTokenizer
 
 from lmdeploy.errors import ConfigError, ModelError, RequestError
 from lmdeploy.text.chat_template import ChatTemplate, load_chat_template
 from lmdeploy.text.jinja_sandbox import CompiledTemplate, TemplateFailure
 from lmdeploy.text.tokenizer import Tokenizer, load_tokenizer
-from tests.support.demo_model import demo_gguf
-from tests.support.text_models import demo_fields, write_demo_directory, write_sentencepiece_directory
 
 USER = {"role": "user", "content": "What is 2+2?\nThink."}
 ASSISTANT = {"role": "assistant", "content": " It is 4. "}
@@ -278,6 +278,9 @@ def test_sandbox_escapes_are_refused(source: str) -> None:
         ),
         ("{{ 'ab' * 99999999999 }}", "a text of"),
         ("{{ 9 ** 9 ** 9 }}", "power"),
+        ("{{ '%99999999999d' % 1 }}", "width"),
+        ("{{ '{:>99999999999}'.format(1) }}", "width"),
+        ("{{ 'a'.ljust(99999999999) }}", "a text of"),
         ("{% for a in range(99999) %}{{ 'a' * 9999 }}{% endfor %}", "a text of"),
     ],
 )
@@ -404,6 +407,7 @@ def test_jinja_overrides(tokenizer: Tokenizer, directory: Path, tmp_path: Path) 
         ("missing/file.jinja", "neither a file"),
         ("{{ messages", "not valid Jinja"),
         ('{"model_name": "vicuna"}', "templates built in under a name are not supported"),
+        ('{"user": "x", "model_path": "y"}', "model_path is not supported"),
         ('{"user": 3}', "user must be a string"),
         ('{"userr": "x"}', "unknown field 'userr'"),
         ('{"user": "x", "capability": "infilling"}', "capability 'infilling'"),

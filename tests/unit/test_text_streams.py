@@ -6,15 +6,15 @@ import itertools
 from pathlib import Path
 
 import pytest
+from demo_model import demo_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from text_models import write_demo_directory, write_sentencepiece_directory
 from tokenizers import Tokenizer as Library
 
 from lmdeploy.text.detokenize import Detokenizer
 from lmdeploy.text.stop_strings import StopStrings
 from lmdeploy.text.tokenizer import Tokenizer, load_tokenizer
-from tests.support.demo_model import demo_gguf
-from tests.support.text_models import write_demo_directory, write_sentencepiece_directory
 
 
 @pytest.fixture(scope="module")

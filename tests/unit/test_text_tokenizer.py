@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from demo_model import demo_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from text_models import tiny_metadata, write_demo_directory, write_sentencepiece_directory
 from tokenizers import Tokenizer as Library
 from transformers import AutoTokenizer
 
 from lmdeploy.errors import ModelError
 from lmdeploy.text.gguf_vocabulary import backend_from_gguf
 from lmdeploy.text.tokenizer import Tokenizer, load_tokenizer
-from tests.support.demo_model import demo_gguf
-from tests.support.text_models import demo_fields, write_demo_directory, write_sentencepiece_directory
 
 TEXTS = [
     "",
@@ -99,21 +99,6 @@ def test_pre_tokenizers_follow_the_models_own_files() -> None:
     for kind, expected in cuts.items():
         backend = backend_from_gguf(tiny_metadata(pre=kind), "x.gguf")
         assert [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str("ab 1234 cd\n\ne")] == expected
-
-
-def tiny_metadata(**changes: Any) -> dict[str, Any]:
-    alphabet = [token for token in demo_fields()["tokenizer.ggml.tokens"] if len(token) == 1]
-    tokens = ["<|begin|>", "<|end|>", "<tool>", *alphabet, "ab"]
-    metadata = {
-        "model": "gpt2",
-        "pre": "llama-bpe",
-        "tokens": tokens,
-        "merges": ["a b"],
-        "token_type": [3, 3, 4, *[1] * (len(tokens) - 3)],
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-    }
-    return {f"tokenizer.ggml.{key}": value for key, value in (metadata | changes).items()}
 
 
 def gguf_tokenizer(**changes: Any) -> Tokenizer:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lmdeploy.models.checkpoint import NameTable
 from lmdeploy.models.fields import Fields
 from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.models.spec import Activation, LayerSpec, ModelSpec
+from lmdeploy.models.spec import Activation, ModelSpec
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -34,12 +34,7 @@ class Family:
 
 def activation(config: Fields, key: str = "hidden_act") -> Activation:
     """The activation of a gated block; ModelError naming it when it is none of the known ones."""
-    name = config.get(key) or "silu"
+    name = config.text(key, "silu")
     if name not in _ACTIVATIONS:
         raise config.fail(key, f"is {name!r}, which is not supported (supported: {', '.join(_ACTIVATIONS)})")
     return _ACTIVATIONS[name]
-
-
-def spread_layers(layer: LayerSpec, count: int) -> tuple[LayerSpec, ...]:
-    """`count` layers alike."""
-    return (layer,) * count

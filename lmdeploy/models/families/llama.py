@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import NameTable, Source
-from lmdeploy.models.families.base import Family, activation, spread_layers
+from lmdeploy.models.families.base import Family, activation
 from lmdeploy.models.fields import LARGEST_LAYER_COUNT, Fields
 from lmdeploy.models.gguf import GGUFFile
 from lmdeploy.models.rope import llama3_divisors, rope_from_hf
@@ -34,9 +34,7 @@ def from_hf(config: Fields) -> ModelSpec:
         vocab_size=config.integer("vocab_size"),
         max_position=config.integer("max_position_embeddings", 2048),
         norm=NormSpec(config.number("rms_norm_eps", 1e-6)),
-        layers=spread_layers(
-            LayerSpec(attention, ffn), config.integer("num_hidden_layers", most=LARGEST_LAYER_COUNT)
-        ),
+        layers=(LayerSpec(attention, ffn),) * config.integer("num_hidden_layers", most=LARGEST_LAYER_COUNT),
         tie_embeddings=config.flag("tie_word_embeddings"),
     )
 
@@ -48,7 +46,7 @@ def from_gguf(file: GGUFFile) -> ModelSpec:
     for key in ("attention.value_length", "rope.dimension_count"):
         if fields.integer(key, head_dim) != head_dim:
             raise fields.fail(key, f"is {fields.get(key)}; only the head dimension, {head_dim}, is supported")
-    if fields.get("expert_count"):
+    if fields.get("expert_count") not in (None, 0):
         raise fields.fail(
             "expert_count", f"is {fields.get('expert_count')}; mixtures of experts are not supported"
         )
@@ -69,9 +67,7 @@ def from_gguf(file: GGUFFile) -> ModelSpec:
         vocab_size=fields.integer("vocab_size", _embedding_rows(file)),
         max_position=fields.integer("context_length"),
         norm=NormSpec(fields.number("attention.layer_norm_rms_epsilon")),
-        layers=spread_layers(
-            LayerSpec(attention, ffn), fields.integer("block_count", most=LARGEST_LAYER_COUNT)
-        ),
+        layers=(LayerSpec(attention, ffn),) * fields.integer("block_count", most=LARGEST_LAYER_COUNT),
         tie_embeddings="output.weight" not in file.tensors,
     )
 
@@ -102,7 +98,7 @@ def _embedding_rows(file: GGUFFile) -> int:
 
 def _gguf_rope(fields: Fields, file: GGUFFile, head_dim: int) -> RopeSpec:
     theta = fields.number("rope.freq_base", 10000.0)
-    kind = fields.get("rope.scaling.type") or "none"
+    kind = fields.text("rope.scaling.type", "none")
     if kind == "linear":
         return RopeSpec(theta, head_dim, "linear", fields.number("rope.scaling.factor"))
     if kind != "none":
