@@ -2,10 +2,10 @@
 
     python benchmarks/native_kernels.py [--threads 2] [--kernels avx512] [--quick]
 
-One row is compared with a plain read of the same bytes, many rows with the dot-product peak divided by the
-number of activation planes (2), attention with a plain read of the cache. Times are CPU seconds of the slowest
-thread, the best of several alternating repetitions: other processes disturb only through caches and memory, and
-both sides alike.
+One row is compared with a plain read of the same bytes, many rows with the dot-product peak divided by
+the number of activation planes (2), attention with a plain read of the cache. Times are CPU seconds of the
+slowest thread, the best of several alternating repetitions: other processes disturb only through caches and
+memory, and both sides alike.
 """
 
 from __future__ import annotations
