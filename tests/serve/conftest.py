@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
-
-from tests.serve.fakes import Api, api
-
-TEXT = "Hello, wörld 👩‍👩‍👧! Then more.$"
+from serve_fakes import TEXT, Api, api
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

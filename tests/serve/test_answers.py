@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from serve_engine import CRASH
+from serve_fakes import TEXT, Api, api
+from serve_wire import read_chat, read_completion
 
 from lmdeploy.serve.openai.served import ServerOptions
-from tests.serve.conftest import TEXT
-from tests.serve.fake_engine import CRASH
-from tests.serve.fakes import Api, api
-from tests.serve.wire import read_chat, read_completion
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from serve_engine import CRASH, FACTORY
+from serve_fakes import engine_client
 
 from lmdeploy.engine.request import Request
 from lmdeploy.errors import EngineDeadError, EngineError, ModelError
 from lmdeploy.runtime.client import ProcessClient, Stream
 from lmdeploy.runtime.messages import Recipe
-from tests.serve.fake_engine import CRASH, FACTORY
-from tests.serve.fakes import engine_client
 
 
 def request(name: str, text: str, count: int) -> Request:
@@ -151,8 +151,8 @@ def test_worker_dies_with_its_parent() -> None:
 import asyncio, sys
 from lmdeploy.runtime.client import ProcessClient, Stream
 from lmdeploy.runtime.messages import Recipe
-from tests.serve.fake_engine import CRASH, FACTORY
-from tests.serve.fakes import engine_client
+from serve_engine import CRASH, FACTORY
+from serve_fakes import engine_client
 async def main():
     client = ProcessClient(Recipe.of({FACTORY!r}, {{}}))
     await client.start()
@@ -160,7 +160,9 @@ async def main():
     await asyncio.sleep(60)
 asyncio.run(main())
 """
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", code]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     assert os.path.exists(f"/proc/{pid}")

@@ -8,9 +8,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-
-from tests.serve.fakes import Api
-from tests.serve.wire import check_error
+from serve_fakes import Api
+from serve_wire import check_error
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,15 +11,17 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 import pytest_asyncio
+import serve_main
+from serve_wire import read_chat, read_completion
 
 from lmdeploy.serve.launch import PortInUseError, bind
-from tests.serve.wire import read_chat, read_completion
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -30,8 +32,9 @@ class Server:
     """A running server process."""
 
     def __init__(self, **settings: Any) -> None:
-        command = [sys.executable, "-m", "tests.serve.server_main", json.dumps(settings)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, str(Path(serve_main.__file__)), json.dumps(settings)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         self.url = f"http://127.0.0.1:{self._line()}"
         self.engine_pid = int(self._line().split()[1])
 
@@ -153,8 +156,9 @@ async def test_clients_that_leave_free_everything(http: httpx.AsyncClient) -> No
 
 async def test_unstreamed_clients_that_leave_free_everything(http: httpx.AsyncClient) -> None:
     async def one(number: int) -> None:
+        body = {"prompt": f"p {number}", "max_tokens": 480, "temperature": 0, "ignore_eos": True}
         with pytest.raises(httpx.ReadTimeout):
-            await http.post("/v1/completions", json={"prompt": f"p {number}", "max_tokens": 480}, timeout=0.2)
+            await http.post("/v1/completions", json=body, timeout=0.2)
 
     await asyncio.gather(*(one(i) for i in range(24)))  # 8 run, 16 wait
     await until_empty(http)

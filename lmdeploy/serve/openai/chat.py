@@ -57,7 +57,7 @@ def _prepare(served: Served, raw: bytes) -> Chat:
     messages = normalise_messages(body.messages)
     limit = body.max_completion_tokens or body.max_tokens
     config = body.generation_config(limit, _logprobs(body))
-    ids = chat_prompt(served.frontend, body, messages)
+    ids = chat_prompt(served, body, messages)
     answers = [
         Answer(
             index,
@@ -69,7 +69,9 @@ def _prepare(served: Served, raw: bytes) -> Chat:
         for index in range(body.choices)
     ]
     generation = Generation(served.client, answers, per_prompt=body.choices)
-    return Chat(served, body, f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model, generation)
+    reply_id = f"chatcmpl-{uuid.uuid4().hex}"
+    served.log_prompt(reply_id, ids)
+    return Chat(served, body, reply_id, int(time.time()), model, generation)
 
 
 def _logprobs(body: ChatBody) -> int | None:

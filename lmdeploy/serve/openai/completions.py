@@ -60,7 +60,7 @@ def _prepare(served: Served, raw: bytes) -> Completion:
     """Everything that can fail before generation; one bad prompt fails the request."""
     body: CompletionBody = parse_body(CompletionBody, raw)
     model = served.name_for(body.model)
-    prompts = completion_prompts(served.frontend, body)
+    prompts = completion_prompts(served, body)
     config = body.generation_config(*_limits(body))
     per_prompt = body.best_of or body.choices
     answers = [
@@ -70,7 +70,10 @@ def _prepare(served: Served, raw: bytes) -> Completion:
     ]
     generation = Generation(served.client, answers, per_prompt)
     texts = [text for _, text in prompts]
-    return Completion(served, body, f"cmpl-{uuid.uuid4().hex}", int(time.time()), model, generation, texts)
+    reply_id = f"cmpl-{uuid.uuid4().hex}"
+    for ids, _ in prompts:
+        served.log_prompt(reply_id, ids)
+    return Completion(served, body, reply_id, int(time.time()), model, generation, texts)
 
 
 def _limits(body: CompletionBody) -> tuple[int, int | None]:

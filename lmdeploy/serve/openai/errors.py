@@ -90,7 +90,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    logger.exception("%s %s failed", request.method, request.url.path, exc_info=error)
+    """The exception itself goes on to the web server, which logs it."""
     return error_response(internal_error())
 
 

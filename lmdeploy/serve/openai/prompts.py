@@ -6,23 +6,22 @@ Knows the fields that shape a prompt. Knows no answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from lmdeploy.errors import ContextLengthError
 from lmdeploy.runtime.generate import Frontend
 from lmdeploy.serve.openai.errors import InvalidValueError, shorten
 from lmdeploy.serve.openai.protocol import ChatBody, CompletionBody
-from lmdeploy.text.tokenizer import Tokenizer
+from lmdeploy.serve.openai.served import Served
 
 _OWN_FIELDS = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
-MAX_PROMPTS = 2048  # in one request
+MAX_ANSWERS = 2048  # of one request, prompts times choices
 
 
-def chat_prompt(frontend: Frontend, body: ChatBody, messages: Sequence[dict[str, Any]]) -> list[int]:
+def chat_prompt(served: Served, body: ChatBody, messages: Sequence[dict[str, Any]]) -> list[int]:
     """Ids of a conversation as the model's template writes it. Raises RequestError."""
     if not body.truncate_prompt_tokens:
-        _check_size(frontend, sum(len(m["content"]) for m in messages), "messages")
+        _check_size(served, sum(len(m["content"]) for m in messages), "messages")
     proceed = bool(body.continue_final_message)
     if proceed and messages[-1]["role"] != "assistant":
         raise InvalidValueError(
@@ -39,7 +38,7 @@ def chat_prompt(frontend: Frontend, body: ChatBody, messages: Sequence[dict[str,
         extra["reasoning_effort"] = body.reasoning_effort
         if body.reasoning_effort == "none":
             extra.setdefault("enable_thinking", False)
-    ids = frontend.chat_ids(
+    ids = served.frontend.chat_ids(
         messages,
         add_generation_prompt=body.add_generation_prompt is not False and not proceed,
         continue_final_message=proceed,
@@ -48,11 +47,17 @@ def chat_prompt(frontend: Frontend, body: ChatBody, messages: Sequence[dict[str,
     return _tail(ids, body.truncate_prompt_tokens)
 
 
-def completion_prompts(frontend: Frontend, body: CompletionBody) -> list[tuple[list[int], str | None]]:
+def completion_prompts(served: Served, body: CompletionBody) -> list[tuple[list[int], str | None]]:
     """(ids, text as given or None) of each prompt. Raises RequestError."""
+    prompts = _split(served.frontend, body.prompt)
+    count = len(prompts) * (body.best_of or body.choices)
+    if count > MAX_ANSWERS:
+        raise InvalidValueError(
+            f"This request asks for {count} answers; the most is {MAX_ANSWERS}.", param="prompt"
+        )
     return [
-        (_tail(_ids(frontend, body, prompt, path), body.truncate_prompt_tokens), _text(prompt))
-        for prompt, path in _split(frontend, body.prompt)
+        (_tail(_ids(served, body, prompt, path), body.truncate_prompt_tokens), _text(prompt))
+        for prompt, path in prompts
     ]
 
 
@@ -77,18 +82,16 @@ def _split(frontend: Frontend, prompt: Any) -> list[tuple[Any, str]]:
         return [(prompt, "prompt")]
     if any(type(one) is not type(prompt[0]) for one in prompt):
         raise InvalidValueError("'prompt' mixes strings and lists of token ids.", param="prompt")
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidValueError(f"'prompt' holds more than {MAX_PROMPTS} prompts.", param="prompt")
     return [(one, f"prompt[{i}]") for i, one in enumerate(prompt)]
 
 
-def _ids(frontend: Frontend, body: CompletionBody, prompt: Any, path: str) -> list[int]:
+def _ids(served: Served, body: CompletionBody, prompt: Any, path: str) -> list[int]:
     if isinstance(prompt, str):
         if not body.truncate_prompt_tokens:
-            _check_size(frontend, len(prompt), path)
+            _check_size(served, len(prompt), path)
         if body.add_special_tokens is False:
-            return frontend.tokenizer.encode(prompt, parse_special=True)
-        return frontend.prompt_ids(prompt)
+            return served.frontend.tokenizer.encode(prompt, parse_special=True)
+        return served.frontend.prompt_ids(prompt)
     if not isinstance(prompt, list):
         raise _wrong(path, prompt)
     for i, token in enumerate(prompt):
@@ -110,19 +113,14 @@ def _tail(ids: list[int], keep: int | None) -> list[int]:
     return ids if keep is None else ids[-keep:]
 
 
-def _check_size(frontend: Frontend, characters: int, param: str) -> None:
+def _check_size(served: Served, characters: int, param: str) -> None:
     """Refuse, without encoding it, a text that no tokenizer could make fit."""
-    least = characters // _longest_token(frontend.tokenizer)
-    if least > frontend.session_len:
+    if characters > served.max_characters:
+        limit = served.frontend.session_len
         noun = "messages" if param.startswith("messages") else "prompt"
+        least = characters * limit // served.max_characters
         raise ContextLengthError(
-            f"This model's maximum context length is {frontend.session_len} tokens. However, your {noun} "
-            f"resulted in at least {least} tokens. Please shorten it: the answer needs room as well.",
+            f"This model's maximum context length is {limit} tokens. However, your {noun} resulted in at "
+            f"least {least} tokens. Please shorten it: the answer needs room as well.",
             param=param,
         )
-
-
-@lru_cache(maxsize=4)
-def _longest_token(tokenizer: Tokenizer) -> int:
-    """Bytes of the longest token: no token stands for more characters than that."""
-    return max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)) or 1

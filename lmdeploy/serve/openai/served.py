@@ -6,14 +6,19 @@ Knows no HTTP.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from lmdeploy import __version__
 from lmdeploy.errors import ModelNotServedError
+from lmdeploy.logging import REQUEST
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.generate import Frontend
+
+logger = logging.getLogger("lmdeploy.serve")
 
 # What this interface means where neither the request nor the model's generation_config says anything.
 SAMPLING_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -47,6 +52,15 @@ class Served:
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     active: int = 0  # POST requests that are being answered
+    max_characters: int = field(init=False)  # of a prompt; no tokenizer could make a longer one fit
+
+    def __post_init__(self) -> None:
+        tokenizer = self.frontend.tokenizer
+        # No token stands for more characters than it has bytes.
+        longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
+        self.max_characters = self.frontend.session_len * max(longest, 1)
+        # The first text with a control token in it makes the tokenizer build what it needs for all of them.
+        tokenizer.encode(" ".join(tokenizer.decode([i], False) for i in tokenizer.special_ids))
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -62,6 +76,12 @@ class Served:
     def fingerprint(self) -> str:
         text = f"{__version__} {self.model} {self.frontend.session_len}"
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    def log_prompt(self, reply_id: str, ids: Sequence[int]) -> None:
+        """At level REQUEST: the prompt as the model sees it."""
+        if logger.isEnabledFor(REQUEST):
+            text = self.frontend.tokenizer.decode(ids, skip_special_tokens=False)
+            logger.log(REQUEST, "%s: %d tokens: %r", reply_id, len(ids), text[: self.options.max_log_len])
 
     def name_for(self, asked: str | None) -> str:
         """The name to answer with. Raises ModelNotServedError."""

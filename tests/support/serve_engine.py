@@ -6,12 +6,13 @@ import os
 import time
 from typing import Any
 
+from byte_model import make_engine
+
 from lmdeploy.engine.batch import Batch
 from lmdeploy.engine.loop import Engine
 from lmdeploy.errors import ModelError
-from tests.support.byte_model import make_engine
 
-FACTORY = "tests.serve.fake_engine:build"
+FACTORY = "serve_engine:build"
 CRASH = 7  # an id (a control character) whose arrival in a batch ends the process
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
+from byte_model import make_frontend
+from serve_engine import FACTORY
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -13,8 +15,6 @@ from lmdeploy.runtime.messages import Recipe
 from lmdeploy.serve import launch
 from lmdeploy.serve.openai.app import build_app
 from lmdeploy.serve.openai.served import SAMPLING_DEFAULTS, Served, ServerOptions
-from tests.serve.fake_engine import FACTORY
-from tests.support.byte_model import make_frontend
 
 
 def with_stats(served: Served) -> ASGIApp:

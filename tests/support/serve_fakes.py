@@ -9,15 +9,16 @@ from typing import Any
 
 import httpx
 import openai
+from byte_model import make_frontend
+from serve_engine import FACTORY
 
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.messages import Recipe
 from lmdeploy.serve.openai.app import build_app
 from lmdeploy.serve.openai.served import SAMPLING_DEFAULTS, Served, ServerOptions
-from tests.serve.fake_engine import FACTORY
-from tests.support.byte_model import make_frontend
 
 MODEL = "./models/byte-model"
+TEXT = "Hello, wörld 👩‍👩‍👧! Then more.$"  # an answer; "$" stands for its end
 
 
 @asynccontextmanager

@@ -1,0 +1,110 @@
+"""The command line of `lmdeploy serve`: flags that work, flags that are refused and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmdeploy.cli.flags import from_args
+from lmdeploy.cli.main import build_parser, main
+from lmdeploy.config import TurbomindEngineConfig
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line that `lmdeploy serve api_server MODEL argv` ends with."""
+    try:
+        code = main(["serve", "api_server", "no/such/model", *argv])
+    except SystemExit as left:
+        code = int(left.code or 0)
+    error = capsys.readouterr().err
+    assert code in (1, 2)
+    assert error.count("\n") == 1, error
+    return error
+
+
+REFUSED = [
+    (["--tp", "2"], "one engine on one machine"),
+    (["--dp", "2"], "one engine on one machine"),
+    (["--quant-policy", "8"], "16 bit"),
+    (["--communicator", "native"], "GPU"),
+    (["--backend", "pytorch"], "turbomind only"),
+    (["--proxy-url", "http://x"], "no proxy"),
+    (["--tool-call-parser", "qwen"], "tool calls"),
+    (["--reasoning-parser", "default"], "reasoning"),
+    (["--allowed-media-domains", "a", "b"], "text only"),
+    (["--allow-terminate-by-client"], "SIGTERM"),
+    (["--enable-abort-handling"], "closing its connection"),
+    (["--adapters", "a=b"], "PyTorch"),
+    (["--meta-instruction", "x"], "--chat-template"),
+    (["--qos-config-path", "x"], "--max-concurrent-requests"),
+    (["--disable-vision-encoder"], "--language-model-only"),
+    (["--logprobs-mode", "raw_logits"], "raw logits"),
+    (["--dtype", "float16"], "bfloat16"),
+    (["--cache-max-entry-count", "1.5"], "cache_max_entry_count"),
+    (["--session-len", "0"], "session_len"),
+    (["--server-port", "99999"], "65535"),
+    (["--server-port", "x"], "server-port"),
+    (["--max-concurrent-requests", "0"], "at least 1"),
+    (["--ssl"], "SSL_KEYFILE"),
+    (["--log-level", "loud"], "log level"),
+    (["--no-such-flag"], "--no-such-flag"),
+]
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"), REFUSED, ids=lambda x: " ".join(x) if isinstance(x, list) else None
+)
+def test_refused_flags(capsys: pytest.CaptureFixture[str], argv: list[str], reason: str) -> None:
+    assert reason in complaint(capsys, *argv)
+
+
+ACCEPTED = [
+    ["--tp", "1", "--communicator", "nccl", "--async", "1", "--quant-policy", "0"],
+    ["--model-name", "a", "--model-name", "b"],
+    ["--api-keys", "k1", "k2"],
+    ["--allow-origins", "http://a", "http://b", "--allow-credentials"],
+    ["--session_len", "512", "--max_batch_size", "4", "--cache_max_entry_count", "0.5"],
+    ["--enable-prefix-caching"],
+    ["--no-enable-prefix-caching"],
+    ["--disable-fastapi-docs", "--disable-metrics", "--language-model-only", "--trust-remote-code"],
+    ["--generation-config", "lmdeploy", "--max-log-len", "10", "--model-format", "gguf"],
+]
+
+
+@pytest.mark.parametrize("argv", ACCEPTED, ids=" ".join)
+def test_accepted_flags(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    """All that is left to complain of is the model."""
+    assert "no/such/model" in complaint(capsys, "--server-port", "0", "--server-name", "127.0.0.1", *argv)
+
+
+def test_flags_reach_the_engine_config() -> None:
+    argv = [
+        "serve",
+        "api_server",
+        "m",
+        "--session-len",
+        "64",
+        "--max-batch-size",
+        "3",
+        "--no-enable-prefix-caching",
+    ]
+    config = from_args(TurbomindEngineConfig, build_parser().parse_args(argv))
+    assert (config.session_len, config.max_batch_size, config.enable_prefix_caching) == (64, 3, False)
+    assert config.cache_block_seq_len == TurbomindEngineConfig().cache_block_seq_len
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["proxy"],
+        ["proxy", "--server-port", "1"],
+        ["gradio", "x"],
+        ["api_client", "http://x"],
+        ["triton_client"],
+    ],
+    ids=" ".join,
+)
+def test_commands_of_other_versions(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    assert main(["serve", *argv]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"`lmdeploy serve {argv[0]}`" in error
