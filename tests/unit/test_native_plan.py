@@ -91,7 +91,7 @@ def test_untied_head_is_counted() -> None:
     more = native_plan(untied, headers(untied, lm_head=("int8", 128)), LIMITS).weights
     assert (
         more - native_plan(SPEC, headers(SPEC), LIMITS).weights == 1008 * 128 + 2048
-    )  # 2,016 bytes of scales, padded
+    )
 
 
 @pytest.mark.parametrize(

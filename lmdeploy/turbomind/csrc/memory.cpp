@@ -15,7 +15,7 @@ constexpr size_t kPage = 4096;
 Region::Region(size_t bytes) : size_(bytes) {
   // One huge page more than asked, so that an aligned start exists; pages never touched cost nothing.
   mapped_ = align_up(bytes, kHugePage) + kHugePage;
-  mapping_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  mapping_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping_ == MAP_FAILED) throw std::bad_alloc();
   auto start = reinterpret_cast<uintptr_t>(mapping_);
   data_ = reinterpret_cast<uint8_t*>(align_up(start, kHugePage));
@@ -29,8 +29,11 @@ Region::~Region() {
   if (mapping_ != nullptr && mapping_ != MAP_FAILED) munmap(mapping_, mapped_);
 }
 
-void Region::touch() {
-  for (size_t i = 0; i < size_; i += kPage) static_cast<volatile uint8_t*>(data_)[i] = 0;
+void Region::touch(int part, int parts) {
+  size_t pages = (size_ + kPage - 1) / kPage;
+  for (size_t i = pages * part / parts; i < pages * (part + 1) / parts; ++i) {
+    static_cast<volatile uint8_t*>(data_)[i * kPage] = 0;
+  }
 }
 
 uint8_t* Arena::take_bytes(size_t bytes) {

@@ -21,8 +21,8 @@ class Region {
 
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
-  // Makes every page resident, so that what was planned is taken now or fails now.
-  void touch();
+  // Makes every page of part `part` of `parts` resident, so that what was planned is taken now or fails now.
+  void touch(int part, int parts);
 
  private:
   void* mapping_ = nullptr;

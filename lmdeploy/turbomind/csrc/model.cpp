@@ -31,7 +31,11 @@ Model::Model(const ModelShape& shape, const Limits& limits, const std::vector<in
       workspace_memory_(workspace_bytes(shape, limits, kernels)),
       arena_(workspace_memory_.data(), workspace_memory_.size()),
       space_(shape, limits, kernels, arena_) {
-  cache_memory_.touch();
+  auto touch = [this](int thread) {
+    cache_memory_.touch(thread, pool_.size());
+    workspace_memory_.touch(thread, pool_.size());
+  };
+  pool_.run(touch);
   auto* base = reinterpret_cast<uint16_t*>(cache_memory_.data());
   for (const LayerShape& l : shape_.layers) {
     int64_t block = static_cast<int64_t>(layer_block_values(l, limits.block_size));
