@@ -1,6 +1,6 @@
 """Writes the generated reference pages from the code; with --check only compares.
 
-Command flags, configuration fields, environment variables, model families and the exception tree are documented
+Command flags, configuration fields, environment variables and model families are documented
 where they are defined; these pages show them.
 """
 

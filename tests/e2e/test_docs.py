@@ -1,7 +1,7 @@
 """Every command and snippet in README and docs runs.
 
 Fenced blocks are run in the order of their file, in an empty folder: `bash` and `python` must exit with 0,
-`bash server` is a server that stays up until the file ends. `make` commands are what runs this test, so for them
+`bash server` is a server that stays up until the file ends. `make` commands are what runs this test: for them
 only the target is looked up.
 """
 
