@@ -6,6 +6,7 @@ Owns its flags; what they mean is decided by `config`, `runtime.resolve` and `se
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from lmdeploy import env
@@ -109,8 +110,10 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--backend {args.backend}: this version has turbomind only")
     if args.max_concurrent_requests < 1:
         raise ConfigError("--max-concurrent-requests must be at least 1")
-    if args.ssl and not (env.SSL_KEYFILE.text() and env.SSL_CERTFILE.text()):
-        raise ConfigError("--ssl needs SSL_KEYFILE and SSL_CERTFILE in the environment")
+    if args.ssl:
+        for variable in (env.SSL_KEYFILE, env.SSL_CERTFILE):
+            if not os.path.isfile(variable.text() or ""):
+                raise ConfigError(f"--ssl needs {variable.name}, the path of a file, in the environment")
 
 
 def _serve(args: argparse.Namespace, engine: TurbomindEngineConfig) -> int:

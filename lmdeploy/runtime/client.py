@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -296,6 +297,8 @@ class ProcessClient:
         link.send(self._recipe)
         try:
             self.info = (await link.started).info
+        except EngineDeadError as error:
+            raise EngineDeadError(f"{error} ({_how(await self._reap(1.0))})") from None
         except BaseException:
             link.transport.close()
             await self._reap(0.0)
@@ -309,9 +312,9 @@ class ProcessClient:
         while not self._gave_up:
             if self._link is not None and self._ready.is_set():
                 await asyncio.wait([self._link.closed])  # cancelling this must not cancel the future
-                code = await self._reap(_EXIT_TIMEOUT)
+                how = _how(await self._reap(_EXIT_TIMEOUT))
                 self._lost("the engine process has died")
-                logger.error("the engine process died (exit code %s); starting it again", code)
+                logger.error("the engine process died (%s); starting it again", how)
                 deaths.append(loop.time())
             recent = sum(t > loop.time() - _RECENT for t in deaths) + failed
             await asyncio.sleep(_BACKOFF[min(recent, len(_BACKOFF)) - 1])
@@ -345,6 +348,14 @@ class ProcessClient:
             process.kill()
             await asyncio.to_thread(process.wait)
         return process.returncode
+
+
+def _how(code: int | None) -> str:
+    """What an exit code says about the end of a process."""
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    return f"{name}, which the system sends when memory runs out" if name == "SIGKILL" else name
 
 
 def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:

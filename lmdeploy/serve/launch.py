@@ -160,6 +160,8 @@ def _web_config(app: ASGIApp, listener: Listener) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=2,
+        # Longer than clients keep an idle connection: else they send a request just as we close it.
+        timeout_keep_alive=75,
         ssl_keyfile=listener.ssl_keyfile,
         ssl_certfile=listener.ssl_certfile,
     )

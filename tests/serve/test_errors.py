@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import httpx
@@ -10,6 +11,8 @@ import openai
 import pytest
 from serve_fakes import Api
 from serve_wire import check_error
+
+from lmdeploy.serve.openai.protocol import ChatBody, CompletionBody
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,7 +37,7 @@ BAD_BOTH = [
     ("min_p", [-0.1, 1.1]),
     ("frequency_penalty", [-2.1, 2.1]),
     ("presence_penalty", [-2.1, 2.1, True]),
-    ("repetition_penalty", [0, -1, "1"]),
+    ("repetition_penalty", [0, -1, "1", 1e300, 1e-300]),
     ("n", [0, 129, "1", True, 1.5]),
     ("seed", [1.5, "1", 2**63, -(2**63) - 1, 10**400]),
     ("stop", ["", [""], 5, ["a", 5], ["x"] * 33, "y" * 1025]),
@@ -63,6 +66,7 @@ BAD_CHAT = [
     ("tool_choice", ["required", {"type": "function", "function": {"name": "f"}}]),
     ("functions", [[{"name": "f"}]]),
     ("audio", [{"voice": "x"}]),
+    ("echo", [True]),
     ("modalities", [["text", "audio"]]),
     ("chat_template", ["{{ messages }}"]),
     ("reasoning_effort", ["extreme"]),
@@ -71,6 +75,7 @@ BAD_CHAT = [
 ]
 BAD_COMPLETIONS = [
     ("suffix", ["x"]),
+    ("min_tokens", [17]),  # max_tokens is 16 unless given
     ("logprobs", [21, -1, True]),
     ("echo", [1]),
     ("best_of", [0, 21, "2"]),
@@ -364,6 +369,39 @@ async def test_a_bug_is_a_500_without_details(server: Api, monkeypatch: pytest.M
     assert error["code"] == "internal_error"
     assert "secret" not in error["message"]
     assert response.headers["x-request-id"]
+
+
+WEIRD: list[Any] = [None, True, False, 0, 1, -1, 2**31, -(2**63), 10**30, 0.5, 1e300, "", "x", "5", "\u0000"]
+WEIRD += [
+    [],
+    {},
+    [1],
+    ["a"],
+    [[]],
+    [None],
+    {"a": 1},
+    {"1": 1},
+    {"role": "user"},
+    [{"role": "user", "content": "q"}],
+]
+
+
+async def test_random_bodies_never_break_the_server(server: Api) -> None:
+    """Any value in any field is an answer or an explained 400."""
+    draw = random.Random(5)
+    answered = 0
+    for path, kind in (("/v1/chat/completions", ChatBody), ("/v1/completions", CompletionBody)) * 300:
+        body: dict[str, Any] = {"max_tokens": 2}
+        body |= {"messages": [{"role": "user", "content": "hi"}]} if kind is ChatBody else {"prompt": "hi"}
+        names = [*kind.model_fields, "tools", "guided_json", "suffix", "functions", "modalities"]
+        body |= {name: draw.choice(WEIRD) for name in draw.sample(names, draw.choice([1, 1, 2]))}
+        response = await server.http.post(path, json=body)
+        assert response.status_code in (200, 400, 404), (body, response.text)
+        if response.status_code == 200:
+            answered += 1
+        else:
+            check_error(response.json())
+    assert 50 < answered < 500
 
 
 async def test_error_classes_of_the_official_client(server: Api) -> None:

@@ -78,7 +78,8 @@ class GenerationBody(BaseModel):
     min_p: Annotated[Float, Field(ge=0, le=1)] | None = None
     frequency_penalty: Annotated[Float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[Float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[Float, Field(gt=0)] | None = None
+    # Beyond this, products with it leave the range of the numbers the engine computes with.
+    repetition_penalty: Annotated[Float, Field(ge=0.01, le=100)] | None = None
     seed: Annotated[Int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: Stops | None = None
@@ -104,6 +105,11 @@ class GenerationBody(BaseModel):
 
     def generation_config(self, max_new_tokens: int | None, logprobs: int | None) -> GenerationConfig:
         """The same wishes in the project's own words; sampling is on unless the temperature is 0."""
+        if self.min_tokens and max_new_tokens and self.min_tokens > max_new_tokens:
+            raise InvalidValueError(
+                f"'min_tokens' must be at most the {max_new_tokens} of max_tokens, got {self.min_tokens}.",
+                param="min_tokens",
+            )
         return GenerationConfig(
             max_new_tokens=max_new_tokens,
             do_sample=True,
@@ -215,6 +221,8 @@ _REFUSED = dict.fromkeys(
         "input_ids",
         "image_data",
         "return_routed_experts",
+        "echo",  # on the chat route, as the next one
+        "add_special_tokens",
     ),
     "is not supported by this server",
 ) | {
