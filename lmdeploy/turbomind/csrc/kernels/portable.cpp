@@ -81,39 +81,47 @@ float group_offset(const Matrix& w, size_t entry) {
   return -128.0f * scale;
 }
 
-float dot_grouped(const Matrix& w, const Activations& a, int channel, int row) {
-  float result = 0;
+// One row against the 16 channels of a tile. The inner loops run over channels, which compilers turn into vectors.
+void grouped_tile(const Matrix& w, const Activations& a, int tile, int row, float* out) {
+  const int per_line = w.kind == kInt8 ? 4 : 8;
+  const uint32_t mask = w.kind == kInt8 ? 255 : 15;
+  const uint8_t* line = w.lines + size_t(tile) * (w.k_padded / per_line) * 64;
+  float result[kTile] = {};
   for (int g = 0; g < w.groups; ++g) {
-    int32_t high = 0, low = 0;
+    int32_t sums[kTile] = {};
     for (int k = g * w.group; k < (g + 1) * w.group; ++k) {
-      const size_t i = plane_index(a, row, k, 4);
-      const int code = code_at(w, channel, k);
-      high += code * a.hi[i];
-      low += code * a.lo[i];
+      uint32_t lanes[kTile];
+      memcpy(lanes, line + size_t(k / per_line) * 64, 64);
+      const size_t at = plane_index(a, row, k, 4);
+      const int32_t value = a.hi[at] * 128 + a.lo[at];
+      const int shift = k % 4 * 8 + (k % per_line < 4 ? 0 : 4);
+      for (int c = 0; c < kTile; ++c) sums[c] += int32_t(lanes[c] >> shift & mask) * value;
     }
-    const size_t entry = (size_t(channel / kTile) * w.groups + g) * kTile + channel % kTile;
-    const size_t group = size_t(row) * a.groups + g;
-    result += float(high * 128 + low) * a.scale[group] * half_to_float(w.scales[entry]);
-    result += group_offset(w, entry) * a.sum[group];
+    const size_t entry = (size_t(tile) * w.groups + g) * kTile, group = size_t(row) * a.groups + g;
+    for (int c = 0; c < kTile; ++c) {
+      result[c] += float(sums[c]) * a.scale[group] * half_to_float(w.scales[entry + c]);
+      result[c] += group_offset(w, entry + c) * a.sum[group];
+    }
   }
-  return result;
+  memcpy(out, result, sizeof result);
 }
 
-float dot_bf16(const Matrix& w, const Activations& a, int channel, int row) {
-  float high = 0, low = 0;
+void bf16_tile(const Matrix& w, const Activations& a, int tile, int row, float* out) {
+  float result[kTile] = {};
   for (int k = 0; k < w.k_padded; ++k) {
-    const size_t i = plane_index(a, row, k, 2);
-    const float weight = bf16_at(w, channel, k);
-    high += weight * bf16_to_float(a.bf_hi[i]);
-    low += weight * bf16_to_float(a.bf_lo[i]);
+    const size_t at = plane_index(a, row, k, 2);
+    const float value = bf16_to_float(a.bf_hi[at]) + bf16_to_float(a.bf_lo[at]);
+    for (int c = 0; c < kTile; ++c) result[c] += bf16_at(w, tile * kTile + c, k) * value;
   }
-  return high + low;
+  memcpy(out, result, sizeof result);
 }
 
 void matmul(const Matrix& w, const Activations& a, int tile_begin, int tile_end, float* out, ptrdiff_t ld_out, void*) {
-  for (int row = 0; row < a.rows; ++row)
-    for (int c = tile_begin * kTile; c < tile_end * kTile; ++c)
-      out[row * ld_out + c - tile_begin * kTile] = w.kind == kBf16 ? dot_bf16(w, a, c, row) : dot_grouped(w, a, c, row);
+  for (int tile = tile_begin; tile < tile_end; ++tile)
+    for (int row = 0; row < a.rows; ++row) {
+      float* to = out + row * ld_out + ptrdiff_t(tile - tile_begin) * kTile;
+      w.kind == kBf16 ? bf16_tile(w, a, tile, row, to) : grouped_tile(w, a, tile, row, to);
+    }
 }
 
 size_t matmul_scratch_bytes(int) { return 64; }
