@@ -5,6 +5,8 @@ from __future__ import annotations
 import kernel_cases as cases
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kernel_cases import TABLES, K
 
 SPLIT = 512
@@ -185,3 +187,20 @@ def test_stored_halves_are_rounded_to_nearest(name):
     data = cache.data().reshape(2, 16, 16)
     assert (data[0, :, 3] == want).all()
     assert (data[1, 3] == want).all()
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    tokens=st.integers(1, 1100),
+    rows=st.integers(1, 20),
+    heads=st.integers(1, 9),
+    dim=st.sampled_from([16, 48, 64, 128]),
+    block_size=st.sampled_from([16, 32, 64, 128]),
+    window=st.one_of(st.just(0), st.integers(1, 600)),
+    softcap=st.sampled_from([0.0, 20.0]),
+)
+@pytest.mark.parametrize("name", TABLES)
+def test_any_item(name, tokens, rows, heads, dim, block_size, window, softcap):
+    t = cases.table(name)
+    cache = Cache(t, tokens, 1, dim, block_size)
+    check(t, cache, min(rows, tokens), heads, window, softcap)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import kernel_cases as cases
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kernel_cases import TABLES, K
 
 QUANTISED = ["w4zero", "w4min", "int8"]
@@ -222,3 +224,18 @@ def test_rows_of_several_sources_share_tiles():
 def test_unknown_groups_are_refused(group):
     with pytest.raises(ValueError, match="use 32, 64 or 128"):
         K.packed_bytes(K.INT8, 16, 64, group)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.integers(1, 100), st.integers(2, 700), st.integers(1, 40), st.sampled_from(KIND_GROUPS))
+@pytest.mark.parametrize("name", TABLES)
+def test_any_shape(name, n, k, rows, kind_group):
+    kind, group = kind_group
+    weights = cases.make_weights(kind, n, k, group, seed=n)
+    x = cases.activations(rows, k, seed=k)
+    got = cases.run(name, kind, group, weights, x)
+    # Few inputs can cancel by chance: the error is measured against what they could sum to.
+    scale = np.sqrt(np.square(x.astype(np.float64)) @ np.square(weights.values.T))
+    error = np.abs(got[:, :n] - x.astype(np.float64) @ weights.values.T)
+    assert (error <= 1e-6 + 3e-3 * scale).all()
+    assert np.sqrt(np.mean(error**2)) <= 1e-6 + 3e-4 * np.sqrt(np.mean(scale**2))

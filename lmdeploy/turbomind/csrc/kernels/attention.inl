@@ -3,6 +3,11 @@
 // A pair is one query row and one query head. Up to kPairs pairs share every load of a key or value; each pair's own
 // sums run over dimensions (scores) and over its visible tokens (outputs) in ascending order, whatever pairs it
 // shares loads with.
+//
+// Measured on two cores of Zen 4, AVX-512, 1024 tokens (benchmarks/native_kernels.py), GB/s of keys and values at one
+// row and GFLOP/s at 16 rows (fp32 peak 234), 9/3 heads of 64 and 32/8 heads of 128:
+//   next keys prefetched in one burst              28 / 25 GB/s
+//   next keys prefetched while values are summed   35 / 35 GB/s, 160 / 177 GFLOP/s
 
 static uint16_t* block_base(const KvLayer& kv, int kv_head, int block) {
   return kv.base + block * kv.block_stride + kv_head * kv.head_stride;

@@ -4,6 +4,12 @@
 // sums into int32 without any overflow: as many instructions as VPMADDUBSW on each plane would take, but a third of
 // the sums to keep. A 16-bit lane of a weight line holds inputs k and k + 1; masks and shifts leave one of them, so
 // the pairs that meet in a product are (0, 2), (1, 3), (4, 6) and (5, 7).
+//
+// Measured on two cores of Zen 4, K = 2048, gcc 12, W4 group 32 / 128 (benchmarks/native_kernels.py):
+//   one row                                        0.52 / 0.84 of a plain read
+//   one row, codes 4 KiB ahead                     0.75 / 0.75: instructions, not memory, set the pace
+//   eight rows, intrinsics                         215 / 246 GOP/s; gcc kept sums on the stack
+//   eight rows, product and sum as one assembly    259 / 295 GOP/s
 
 // A block's activations, in the caller's scratch. Entry i stands for inputs 4 * (i / m) + {0..3} of row i % m.
 struct Block {
