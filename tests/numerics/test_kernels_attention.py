@@ -126,17 +126,31 @@ def test_rows_and_heads_do_not_see_each_other(name, window):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_values_that_a_row_may_not_see_are_never_used(name):
+@pytest.mark.parametrize("row", range(1, 8))
+def test_values_that_a_row_may_not_see_are_never_used(name, row):
     """Later tokens of the same sequence may hold infinity; earlier rows must not notice."""
     t = cases.table(name)
     cache = Cache(t, 40, 1, 64, 16)
     q = queries(8, 2, 64)
     clean = attend(t, cache, 0, 32, q)
     bad = np.full(64, np.inf, np.float32)
-    t.store_kv(cache.native, 0, cache.blocks[36 // 16], 36 % 16, bad, bad)
+    t.store_kv(cache.native, 0, cache.blocks[2], row, bad, bad)
     spoiled = attend(t, cache, 0, 32, q)
-    assert (spoiled[:4] == clean[:4]).all()
-    assert np.isnan(spoiled[4:]).all()
+    assert (spoiled[:row] == clean[:row]).all()
+    assert np.isnan(spoiled[row:]).all()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_values_that_left_the_window_are_never_used(name):
+    t = cases.table(name)
+    cache = Cache(t, 40, 1, 64, 16)
+    q = queries(8, 2, 64)
+    clean = attend(t, cache, 0, 32, q, window=5)
+    bad = np.full(64, np.inf, np.float32)
+    t.store_kv(cache.native, 0, cache.blocks[1], 15, bad, bad)  # token 31: seen by the rows at 32 to 35
+    spoiled = attend(t, cache, 0, 32, q, window=5)
+    assert np.isnan(spoiled[:4]).all()
+    assert (spoiled[4:] == clean[4:]).all()
 
 
 @pytest.mark.parametrize("name", TABLES)
