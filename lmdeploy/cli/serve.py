@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy import env
@@ -38,7 +39,16 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("model_path", metavar="MODEL", help="directory, GGUF file or hub id")
     _add_server_flags(parser.add_argument_group("server"))
     _add_model_flags(parser.add_argument_group("model"))
-    add_flags(parser.add_argument_group("engine"), TurbomindEngineConfig)
+    engine = parser.add_argument_group("engine")
+    add_flags(engine, TurbomindEngineConfig)
+    engine.add_argument(
+        "--disable-prefix-caching",
+        dest="enable_prefix_caching",
+        action="store_const",
+        const=False,
+        default=argparse.SUPPRESS,
+        help="the same as --no-enable-prefix-caching",
+    )
     for name in _ABSENT_FLAGS:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, dest=name, nargs="*", default=None, help=argparse.SUPPRESS)
@@ -142,11 +152,19 @@ def _serve(args: argparse.Namespace, engine: TurbomindEngineConfig) -> int:
             interface_defaults=SAMPLING_DEFAULTS,
             generation_config=args.generation_config,
         )
+        print(_sampling_line(frontend.sampling_defaults, SAMPLING_DEFAULTS), end="", flush=True)
         client = ProcessClient(Recipe.of("lmdeploy.runtime.build:build_engine", config))
         served = Served(frontend, client, args.model_path, tuple(args.model_name), _options(args))
         port = sock.getsockname()[1]
         run_server(served, sock, listener, lambda: _announce(args, port, served.ids))
     return 0
+
+
+def _sampling_line(defaults: Mapping[str, float], neutral: Mapping[str, float]) -> str:
+    """What the model's own files set for requests that are silent; nothing when they set nothing."""
+    own = [f"{name} {value:g}" for name, value in defaults.items() if value != neutral.get(name)]
+    switch = "--generation-config lmdeploy ignores it"
+    return f"requests that are silent get the model's {', '.join(own)}; {switch}\n" if own else ""
 
 
 def _announce(args: argparse.Namespace, port: int, names: tuple[str, ...]) -> None:
