@@ -75,6 +75,7 @@ async def test_stop_text_never_leaves_the_server(server: Api) -> None:
         seen = read_chat(body)
         assert seen.text[0] == ANSWER[: ANSWER.index(stop)]
         assert (seen.finish[0], seen.stop_reason[0]) == ("stop", stop)
+        assert seen.comments == 0
 
 
 async def test_characters_are_sent_whole(server: Api) -> None:
