@@ -15,7 +15,6 @@ from lmdeploy.cli.flags import add_flags, from_args
 from lmdeploy.config import TurbomindEngineConfig
 from lmdeploy.errors import ConfigError
 
-_ABSENT_COMMANDS = {"proxy": "this version serves one machine; put any HTTP load balancer in front"}
 _ABSENT_FLAGS = {
     "proxy_url": "this version has no proxy to register at",
     "tool_call_parser": "this version does not parse tool calls",
@@ -52,11 +51,6 @@ def add_parser(subparsers: Any) -> None:
     for name in _ABSENT_FLAGS:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, dest=name, nargs="*", default=None, help=argparse.SUPPRESS)
-    for name, instead in _ABSENT_COMMANDS.items():
-        # With no prefix for options all its words are plain arguments: the command is refused, not its flags.
-        absent = commands.add_parser(name, add_help=False, prefix_chars="\0")
-        absent.add_argument("words", nargs="*")
-        absent.set_defaults(instead=instead)
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
@@ -105,8 +99,6 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.serve_command in _ABSENT_COMMANDS:
-        raise ConfigError(f"`lmdeploy serve {args.serve_command}` is not available: {args.instead}")
     _check(args)
     return _serve(args, from_args(TurbomindEngineConfig, args))
 
