@@ -1,22 +1,24 @@
-"""Prints the base dependencies of the package and what the unit tier needs, one requirement a line."""
+"""Prints what the unit tier needs, one requirement a line: base dependencies and the test tools it uses.
+
+Runs in the development environment, where the package is installed; the list is that of its metadata.
+"""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import re
+from importlib.metadata import requires
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
-
-UNIT_TIER = ("pytest", "pytest-timeout", "pytest-asyncio", "hypothesis", "gguf")
+UNIT_TIER = {"pytest", "pytest-timeout", "pytest-asyncio", "hypothesis", "gguf", "transformers"}
 
 
 def main() -> None:
-    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-    dev = [r for r in project["optional-dependencies"]["dev"] if r.split(">")[0].split("=")[0] in UNIT_TIER]
-    print("\n".join([*project["dependencies"], *dev]))
+    for requirement in requires("lmdeploy") or []:
+        text, _, marker = requirement.partition(";")
+        name = re.split(r"[<>=! \[]", text, maxsplit=1)[0]
+        if "extra" not in marker:
+            print(requirement)
+        elif name in UNIT_TIER:
+            print(text)
 
 
 if __name__ == "__main__":

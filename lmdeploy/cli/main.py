@@ -28,6 +28,7 @@ _REMOVED_COMMANDS = {
     ("serve", "gradio"): _CLIENT,
     ("serve", "api_client"): _CLIENT,
     ("serve", "triton_client"): _CLIENT,
+    ("serve", "proxy"): "this version serves one machine; put any HTTP load balancer in front of several",
 }
 
 _TEMPLATE = "give the chat template as a JSON file with --chat-template"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy import env
@@ -14,7 +15,6 @@ from lmdeploy.cli.flags import add_flags, from_args
 from lmdeploy.config import TurbomindEngineConfig
 from lmdeploy.errors import ConfigError
 
-_ABSENT_COMMANDS = {"proxy": "this version serves one machine; put any HTTP load balancer in front"}
 _ABSENT_FLAGS = {
     "proxy_url": "this version has no proxy to register at",
     "tool_call_parser": "this version does not parse tool calls",
@@ -38,15 +38,19 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("model_path", metavar="MODEL", help="directory, GGUF file or hub id")
     _add_server_flags(parser.add_argument_group("server"))
     _add_model_flags(parser.add_argument_group("model"))
-    add_flags(parser.add_argument_group("engine"), TurbomindEngineConfig)
+    engine = parser.add_argument_group("engine")
+    add_flags(engine, TurbomindEngineConfig)
+    engine.add_argument(
+        "--disable-prefix-caching",
+        dest="enable_prefix_caching",
+        action="store_const",
+        const=False,
+        default=argparse.SUPPRESS,
+        help="the same as --no-enable-prefix-caching",
+    )
     for name in _ABSENT_FLAGS:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, dest=name, nargs="*", default=None, help=argparse.SUPPRESS)
-    for name, instead in _ABSENT_COMMANDS.items():
-        # With no prefix for options all its words are plain arguments: the command is refused, not its flags.
-        absent = commands.add_parser(name, add_help=False, prefix_chars="\0")
-        absent.add_argument("words", nargs="*")
-        absent.set_defaults(instead=instead)
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
@@ -95,8 +99,6 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.serve_command in _ABSENT_COMMANDS:
-        raise ConfigError(f"`lmdeploy serve {args.serve_command}` is not available: {args.instead}")
     _check(args)
     return _serve(args, from_args(TurbomindEngineConfig, args))
 
@@ -142,11 +144,19 @@ def _serve(args: argparse.Namespace, engine: TurbomindEngineConfig) -> int:
             interface_defaults=SAMPLING_DEFAULTS,
             generation_config=args.generation_config,
         )
+        print(_sampling_line(frontend.sampling_defaults, SAMPLING_DEFAULTS), end="", flush=True)
         client = ProcessClient(Recipe.of("lmdeploy.runtime.build:build_engine", config))
         served = Served(frontend, client, args.model_path, tuple(args.model_name), _options(args))
         port = sock.getsockname()[1]
         run_server(served, sock, listener, lambda: _announce(args, port, served.ids))
     return 0
+
+
+def _sampling_line(defaults: Mapping[str, float], neutral: Mapping[str, float]) -> str:
+    """What the model's own files set for requests that are silent; nothing when they set nothing."""
+    own = [f"{name} {value:g}" for name, value in defaults.items() if value != neutral.get(name)]
+    switch = "--generation-config lmdeploy ignores it"
+    return f"requests that are silent get the model's {', '.join(own)}; {switch}\n" if own else ""
 
 
 def _announce(args: argparse.Namespace, port: int, names: tuple[str, ...]) -> None:

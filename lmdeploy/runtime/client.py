@@ -224,7 +224,7 @@ class ProcessClient:
 
         Returns False when some were cut off because `timeout` seconds had passed.
         """
-        self._closing = True
+        await self._let_go()
         finished = True
         if self._link is not None and self._ready.is_set():
             self._send(Drain())
@@ -235,15 +235,19 @@ class ProcessClient:
 
     async def close(self) -> None:
         """End the process; open streams get EngineDeadError."""
+        await self._let_go()
+        if self._link is not None and not self._link.closed.done():
+            self._send(Close())
+        await self._reap(_EXIT_TIMEOUT)
+        self._lost("the server is shutting down")
+
+    async def _let_go(self) -> None:
+        """From now on nothing is taken, and a process that ends is not started again."""
         self._closing = True
         if self._supervisor is not None:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
-        if self._link is not None and not self._link.closed.done():
-            self._send(Close())
-        await self._reap(_EXIT_TIMEOUT)
-        self._lost("the server is shutting down")
 
     # Called by the link.
 

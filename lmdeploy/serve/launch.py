@@ -142,12 +142,15 @@ class _Life:
         return False
 
     async def _drain(self) -> None:
+        """Until what runs has finished, the limit has passed or a second signal has come."""
         self._served.draining = True
-        deadline = asyncio.get_running_loop().time() + DRAIN_SECONDS
-        while self._served.active and asyncio.get_running_loop().time() < deadline:
-            if self._stop_now.is_set():
-                break
-            await asyncio.sleep(0.02)
+        drain = asyncio.ensure_future(self._served.client.drain(DRAIN_SECONDS))
+        stop = asyncio.ensure_future(self._stop_now.wait())
+        await asyncio.wait([drain, stop], return_when=asyncio.FIRST_COMPLETED)
+        for one in (drain, stop):
+            one.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await one
 
 
 def _web_config(app: ASGIApp, listener: Listener) -> uvicorn.Config:

@@ -28,7 +28,7 @@ class Limits:
 
     max_rows: int
     max_step_tokens: int
-    max_context: int  # tokens of the longest sequence
+    max_context: int  # tokens of a sequence up to which a few are spread over threads; longer ones work too
     block_size: int  # tokens
     num_threads: int
 
@@ -81,12 +81,10 @@ def _shared_bytes(spec: ModelSpec, layout: ModelLayout, limits: Limits) -> int:
 
 
 def _thread_bytes(spec: ModelSpec, layout: ModelLayout, limits: Limits) -> int:
-    splits, q_dim = ceil_div(limits.max_context, SPLIT), _q_dim(spec)
+    q_dim = _q_dim(spec)
     rows = min(ROW_CHUNK, ceil_div(limits.max_step_tokens, 8) * 8)
     widest = max(2 * UNIT_TILES * TILE, *(2 * x.attention.head_dim for x in spec.layers))
     deepest = max(spec.hidden_size, q_dim, *(x.ffn.intermediate_size for x in spec.layers))
-    heads = max(_group_heads(x) for x in spec.layers)
-    values = max(_group_heads(x) * x.attention.head_dim for x in spec.layers)
     vectors = max(_tile_vectors(x) for x in spec.layers)
     tile_values = max(_tile_vectors(x) * x.attention.head_dim for x in spec.layers)
     sizes = [
@@ -94,10 +92,7 @@ def _thread_bytes(spec: ModelSpec, layout: ModelLayout, limits: Limits) -> int:
         4 * max(spec.hidden_size, q_dim),
         4 * rows * widest,
         matmul_scratch(deepest),
-        4 * splits * tile_values,
-        *[4 * splits * vectors] * 2,
-        4 * splits * values,
-        *[4 * splits * heads] * 2,
+        *[4 * tile_values, 4 * vectors, 4 * vectors] * 2,
         *[4 * spec.vocab_size] * 2,
     ]
     return sum(align(size) for size in sizes)

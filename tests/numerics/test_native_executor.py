@@ -142,9 +142,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "empty row": {"row_start": ints(0, 0, 20), "context_len": ints(0, 0), "block_start": ints(0, 1, 2)},
     "negative context": {"context_len": ints(-1)},
     "context without blocks": {"context_len": ints(13)},
-    "longer than the longest sequence": {
-        "context_len": ints(2040), "block_ids": np.zeros(129, np.int32), "block_start": ints(0, 129)
-    },
     "sample outside the batch": {"token_index": ints(20)},
     "target outside the vocabulary": {"target_ids": ints(130)},
     "column of another length": {"top_k": ints(0, 0)},

@@ -78,6 +78,13 @@ def decode(executor: Any, position: int) -> npt.NDArray[np.float32]:
     return np.asarray(result.logits[0])
 
 
+def test_longer_than_planned_for(solo: Solo) -> None:
+    """max_context sizes what spreads ranges over threads; without that memory the result is the same."""
+    executor = solo.executor(3, max_context=1)
+    assert_same(sequence_logits(executor, IDS[:597], BLOCKS), solo.logits[:597])
+    assert_same(np.array([decode(executor, i) for i in range(597, LENGTH)]), solo.logits[597:])
+
+
 @pytest.mark.parametrize("place", [0, 17, 32])
 def test_inside_a_batch_of_33(solo: Solo, place: int) -> None:
     """The others are chunks and single tokens of every length, and come and go."""

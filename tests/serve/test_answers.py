@@ -75,6 +75,7 @@ async def test_stop_text_never_leaves_the_server(server: Api) -> None:
         seen = read_chat(body)
         assert seen.text[0] == ANSWER[: ANSWER.index(stop)]
         assert (seen.finish[0], seen.stop_reason[0]) == ("stop", stop)
+        assert seen.comments == 0
 
 
 async def test_characters_are_sent_whole(server: Api) -> None:
@@ -134,11 +135,26 @@ async def test_temperature_edges() -> None:
         greedy = await text(temperature=0)
         assert await text(temperature=1e-7) == greedy
         assert await text(temperature=0, top_p=0.5, top_k=7, seed=3) == greedy
-        assert await text(temperature=2, top_p=0, seed=3) == greedy
+        for top_p in (0, 1e-300):
+            assert await text(temperature=2, top_p=top_p, seed=3) == greedy
         for temperature in (0.5, 1, 2, None):
             drawn = {await text(temperature=temperature, seed=seed) for seed in range(4)}
             assert len(drawn) == 4
             assert await text(temperature=temperature, seed=1) in drawn
+
+
+async def test_defaults_of_the_model_hold_where_the_client_is_silent() -> None:
+    """K18: the fake draws by every field it is given, so equal texts mean equal fields."""
+    async with api("", defaults={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}) as server:
+
+        async def text(**fields: Any) -> str:
+            return str((await server.complete(max_tokens=8, seed=1, **fields)).json()["choices"][0]["text"])
+
+        silent = await text()
+        assert silent == await text(temperature=0.6, top_k=20, repetition_penalty=1.1)
+        for name, value in (("top_k", -1), ("top_k", 0), ("repetition_penalty", 1.0), ("temperature", 0)):
+            assert await text(**{name: value}) != silent
+        assert await text(top_k=-1) == await text(top_k=0)
 
 
 async def test_choices_draw_from_different_streams() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from lmdeploy.cli.flags import from_args
 from lmdeploy.cli.main import build_parser, main
+from lmdeploy.cli.serve import _sampling_line
 from lmdeploy.config import TurbomindEngineConfig
 
 
@@ -65,6 +66,7 @@ ACCEPTED = [
     ["--session_len", "512", "--max_batch_size", "4", "--cache_max_entry_count", "0.5"],
     ["--enable-prefix-caching"],
     ["--no-enable-prefix-caching"],
+    ["--disable-prefix-caching"],
     ["--disable-fastapi-docs", "--disable-metrics", "--language-model-only", "--trust-remote-code"],
     ["--generation-config", "lmdeploy", "--max-log-len", "10", "--model-format", "gguf"],
 ]
@@ -85,11 +87,19 @@ def test_flags_reach_the_engine_config() -> None:
         "64",
         "--max-batch-size",
         "3",
-        "--no-enable-prefix-caching",
+        "--disable-prefix-caching",
     ]
     config = from_args(TurbomindEngineConfig, build_parser().parse_args(argv))
     assert (config.session_len, config.max_batch_size, config.enable_prefix_caching) == (64, 3, False)
     assert config.cache_block_seq_len == TurbomindEngineConfig().cache_block_seq_len
+
+
+def test_defaults_of_the_model_are_said() -> None:
+    neutral = {"temperature": 1.0, "top_k": 0.0}
+    assert _sampling_line(neutral, neutral) == ""
+    line = _sampling_line({"temperature": 0.6, "top_k": 20.0}, neutral)
+    assert "temperature 0.6, top_k 20" in line
+    assert "--generation-config lmdeploy" in line
 
 
 @pytest.mark.parametrize(

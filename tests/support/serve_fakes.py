@@ -60,9 +60,10 @@ async def api(
     script: str = "Hello, world.$",
     session_len: int = 512,
     options: ServerOptions | None = None,
+    defaults: dict[str, float] | None = None,
     **config: Any,
 ) -> AsyncIterator[Api]:
     """An Api whose model answers with `script`; "$" stands for its end."""
     async with engine_client(script=script, **config) as client:
-        frontend = make_frontend(session_len, defaults=SAMPLING_DEFAULTS)
+        frontend = make_frontend(session_len, defaults={**SAMPLING_DEFAULTS, **(defaults or {})})
         yield Api(Served(frontend, client, MODEL, options=options or ServerOptions()))

@@ -89,9 +89,7 @@ def test_coarser_groups_are_packed_at_the_finest_beside_them() -> None:
 def test_untied_head_is_counted() -> None:
     untied = replace(SPEC, tie_embeddings=False)
     more = native_plan(untied, headers(untied, lm_head=("int8", 128)), LIMITS).weights
-    assert (
-        more - native_plan(SPEC, headers(SPEC), LIMITS).weights == 1008 * 128 + 2048
-    )
+    assert more - native_plan(SPEC, headers(SPEC), LIMITS).weights == 1008 * 128 + 2048
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,7 @@ Owns the fields of its answers and chunks. Prompt and text come from `runtime.ge
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +20,8 @@ from lmdeploy.serve.openai.logprobs import chat_logprobs, printed
 from lmdeploy.serve.openai.messages import normalise_messages
 from lmdeploy.serve.openai.prompts import chat_prompt
 from lmdeploy.serve.openai.protocol import ChatBody, parse_body
-from lmdeploy.serve.openai.served import Served
-from lmdeploy.serve.openai.sse import ChunkWriter, encode
-from lmdeploy.serve.openai.streaming import stream_response
+from lmdeploy.serve.openai.served import Reply, Served
+from lmdeploy.serve.openai.streaming import ChunkStream
 from lmdeploy.serve.openai.transport import json_response, off_loop, read_body, while_connected
 
 _ROLE = {"role": "assistant", "content": ""}
@@ -36,9 +33,7 @@ class Chat:
 
     served: Served
     body: ChatBody
-    reply_id: str
-    created: int
-    model: str
+    reply: Reply
     generation: Generation
 
 
@@ -46,7 +41,10 @@ async def chat_completions(served: Served, request: Request) -> Response:
     raw = await read_body(request, served.options.max_body)
     chat = await off_loop(len(raw), _prepare, served, raw)
     if chat.body.stream:
-        return await stream_response(request, chat.generation, served.options.keep_alive, _Chunks(chat))
+        chunks = _Chunks(chat)
+        options = chat.body.stream_options
+        stream = ChunkStream(chat.generation, chat.reply, "chat.completion.chunk", options, chunks.choices_of)
+        return await stream.response(request, served.options.keep_alive)
     return await while_connected(request.receive, _whole(chat))
 
 
@@ -69,9 +67,9 @@ def _prepare(served: Served, raw: bytes) -> Chat:
         for index in range(body.choices)
     ]
     generation = Generation(served.client, answers, per_prompt=body.choices)
-    reply_id = f"chatcmpl-{uuid.uuid4().hex}"
-    served.log_prompt(reply_id, ids)
-    return Chat(served, body, reply_id, int(time.time()), model, generation)
+    reply = served.reply("chatcmpl", model)
+    served.log_prompt(reply.id, ids)
+    return Chat(served, body, reply, generation)
 
 
 def _logprobs(body: ChatBody) -> int | None:
@@ -82,13 +80,9 @@ async def _whole(chat: Chat) -> Response:
     choices = [_choice(chat, whole) for whole in await chat.generation.whole()]
     return json_response(
         {
-            "id": chat.reply_id,
-            "object": "chat.completion",
-            "created": chat.created,
-            "model": chat.model,
+            **chat.reply.head("chat.completion"),
             "choices": choices,
             "usage": chat.generation.usage().body(),
-            "system_fingerprint": chat.served.fingerprint,
             **_prompt_ids(chat),
         }
     )
@@ -121,52 +115,27 @@ def _prompt_ids(chat: Chat) -> dict[str, Any]:
 
 
 class _Chunks:
-    """The chunks of one chat stream."""
+    """The entries of `choices` in one chat stream."""
 
     def __init__(self, chat: Chat) -> None:
-        options = chat.body.stream_options
         self._chat = chat
-        self._usage = bool(options and options.include_usage)
-        self._running_usage = bool(self._usage and options and options.continuous_usage_stats)
-        self._write = ChunkWriter(
-            chat.reply_id,
-            "chat.completion.chunk",
-            chat.created,
-            chat.model,
-            chat.served.fingerprint,
-            self._usage,
-        )
         self._started: set[int] = set()
 
-    async def events(self, moments: AsyncIterator[list[Piece]]) -> AsyncGenerator[bytes, None]:
-        async for moment in moments:
-            yield b"".join(event for piece in moment for event in self._piece(piece))
-        if self._usage:
-            yield self._write.usage(encode(self._chat.generation.usage().body()))
-
-    def _piece(self, piece: Piece) -> list[bytes]:
+    def choices_of(self, piece: Piece) -> list[dict[str, Any]]:
         index, delta = piece.answer.index, piece.delta
         out = []
         if index not in self._started:
             self._started.add(index)
-            out.append(self._chunk(index, dict(_ROLE), extra=_prompt_ids(self._chat)))
+            out.append(_chunk(index, dict(_ROLE), **_prompt_ids(self._chat)))
         entries = printed(delta.logprobs, delta)
+        logprobs = _logprobs_body(self._chat, entries)
         ids = {"token_ids": delta.token_ids} if self._chat.body.return_token_ids else {}
-        if delta.text or (entries and self._chat.body.logprobs) or (delta.token_ids and ids):
-            content = {"content": delta.text}
-            out.append(self._chunk(index, content, logprobs=_logprobs_body(self._chat, entries), extra=ids))
+        if delta.text or (entries and logprobs) or (delta.token_ids and ids):
+            out.append(_chunk(index, {"content": delta.text}, logprobs=logprobs, **ids))
         if delta.finish_reason is not None:
-            out.append(self._chunk(index, {}, end=_end(delta)))
+            out.append(_chunk(index, {}, **_end(delta)))
         return out
 
-    def _chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        logprobs: dict[str, Any] | None = None,
-        end: dict[str, Any] | None = None,
-        extra: dict[str, Any] | None = None,
-    ) -> bytes:
-        fields = {"index": index, "delta": delta, "logprobs": logprobs, **(end or {"finish_reason": None})}
-        usage = encode(self._chat.generation.usage().body()) if self._running_usage else None
-        return self._write.chunk(encode({**fields, **(extra or {})}), usage)
+
+def _chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}

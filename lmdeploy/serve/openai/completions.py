@@ -6,9 +6,7 @@ text come from `runtime.generate`, the run from `generation`, framing from `sse`
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +20,8 @@ from lmdeploy.serve.openai.generation import Answer, Generation, Piece, Whole, r
 from lmdeploy.serve.openai.logprobs import CompletionLogprobs, floored
 from lmdeploy.serve.openai.prompts import completion_prompts
 from lmdeploy.serve.openai.protocol import CompletionBody, parse_body
-from lmdeploy.serve.openai.served import Served
-from lmdeploy.serve.openai.sse import ChunkWriter, encode
-from lmdeploy.serve.openai.streaming import stream_response
+from lmdeploy.serve.openai.served import Reply, Served
+from lmdeploy.serve.openai.streaming import ChunkStream
 from lmdeploy.serve.openai.transport import json_response, off_loop, read_body, while_connected
 from lmdeploy.text.detokenize import Detokenizer
 
@@ -37,9 +34,7 @@ class Completion:
 
     served: Served
     body: CompletionBody
-    reply_id: str
-    created: int
-    model: str
+    reply: Reply
     generation: Generation
     prompts: Sequence[str | None]
 
@@ -51,8 +46,12 @@ async def completions(served: Served, request: Request) -> Response:
     raw = await read_body(request, served.options.max_body)
     completion = await off_loop(len(raw), _prepare, served, raw)
     if completion.body.stream:
-        keep_alive = served.options.keep_alive
-        return await stream_response(request, completion.generation, keep_alive, _Chunks(completion))
+        chunks = _Chunks(completion)
+        options = completion.body.stream_options
+        stream = ChunkStream(
+            completion.generation, completion.reply, "text_completion", options, chunks.choices_of
+        )
+        return await stream.response(request, served.options.keep_alive)
     return await while_connected(request.receive, _whole(completion))
 
 
@@ -70,10 +69,10 @@ def _prepare(served: Served, raw: bytes) -> Completion:
     ]
     generation = Generation(served.client, answers, per_prompt)
     texts = [text for _, text in prompts]
-    reply_id = f"cmpl-{uuid.uuid4().hex}"
+    reply = served.reply("cmpl", model)
     for ids, _ in prompts:
-        served.log_prompt(reply_id, ids)
-    return Completion(served, body, reply_id, int(time.time()), model, generation, texts)
+        served.log_prompt(reply.id, ids)
+    return Completion(served, body, reply, generation, texts)
 
 
 def _limits(body: CompletionBody) -> tuple[int, int | None]:
@@ -105,13 +104,9 @@ async def _whole(completion: Completion) -> Response:
     chosen = _best(completion, await completion.generation.whole())
     return json_response(
         {
-            "id": completion.reply_id,
-            "object": "text_completion",
-            "created": completion.created,
-            "model": completion.model,
+            **completion.reply.head("text_completion"),
             "choices": [_choice(completion, index, whole) for index, whole in enumerate(chosen)],
             "usage": completion.generation.usage().body(),
-            "system_fingerprint": completion.served.fingerprint,
         }
     )
 
@@ -190,49 +185,32 @@ class _Line:
 
 
 class _Chunks:
-    """The chunks of one completions stream."""
+    """The entries of `choices` in one completions stream."""
 
     def __init__(self, completion: Completion) -> None:
-        options = completion.body.stream_options
         self._completion = completion
-        self._usage = bool(options and options.include_usage)
-        self._running_usage = bool(self._usage and options and options.continuous_usage_stats)
-        self._write = ChunkWriter(
-            completion.reply_id,
-            "text_completion",
-            completion.created,
-            completion.model,
-            completion.served.fingerprint,
-            self._usage,
-        )
         self._lines: dict[int, _Line] = {}
 
-    async def events(self, moments: AsyncIterator[list[Piece]]) -> AsyncGenerator[bytes, None]:
-        async for moment in moments:
-            yield b"".join(event for piece in moment for event in self._piece(piece))
-        if self._usage:
-            yield self._write.usage(encode(self._completion.generation.usage().body()))
-
-    def _piece(self, piece: Piece) -> list[bytes]:
+    def choices_of(self, piece: Piece) -> list[dict[str, Any]]:
         answer, delta, body = piece.answer, piece.delta, self._completion.body
         out = []
         if answer.index not in self._lines:
             self._lines[answer.index] = _Line(self._completion, answer)
             if body.echo:
-                out.append(self._chunk(answer, self._lines[answer.index].echo(), self._prompt_ids(answer)))
+                out.append(_chunk(answer, self._lines[answer.index].echo(), **self._prompt_ids(answer)))
         part = self._lines[answer.index].part(delta.text, delta.token_ids, delta.logprobs, delta)
         ids = {"token_ids": delta.token_ids} if body.return_token_ids and delta.token_ids else {}
         if part.text or ids or (part.logprobs and part.logprobs["tokens"]):
-            out.append(self._chunk(answer, part, ids))
+            out.append(_chunk(answer, part, **ids))
         if delta.finish_reason is not None:
-            out.append(self._chunk(answer, _Part("", None), _end(delta)))
+            out.append(_chunk(answer, _Part("", None), **_end(delta)))
         return out
 
     def _prompt_ids(self, answer: Answer) -> dict[str, Any]:
         wanted = self._completion.body.return_token_ids
         return {"prompt_token_ids": answer.request.prompt_ids.tolist()} if wanted else {}
 
-    def _chunk(self, answer: Answer, part: _Part, extra: dict[str, Any]) -> bytes:
-        fields = {"index": answer.index, "text": part.text, "logprobs": part.logprobs, "finish_reason": None}
-        usage = encode(self._completion.generation.usage().body()) if self._running_usage else None
-        return self._write.chunk(encode({**fields, **extra}), usage)
+
+def _chunk(answer: Answer, part: _Part, **more: Any) -> dict[str, Any]:
+    fields = {"index": answer.index, "text": part.text, "logprobs": part.logprobs, "finish_reason": None}
+    return {**fields, **more}

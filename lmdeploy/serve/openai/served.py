@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -38,6 +39,25 @@ class ServerOptions:
     keep_alive: float = 15.0  # silence after which a stream gets a comment line
     max_log_len: int | None = None  # characters of a prompt in the log; None: all
     docs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What an answer says of itself, the same in every chunk of a stream."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    def head(self, kind: str) -> dict[str, object]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
 
 
 @dataclass(slots=True)
@@ -76,6 +96,10 @@ class Served:
     def fingerprint(self) -> str:
         text = f"{__version__} {self.model} {self.frontend.session_len}"
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    def reply(self, prefix: str, model: str) -> Reply:
+        """The identity of a new answer in the name of `model`."""
+        return Reply(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model, self.fingerprint)
 
     def log_prompt(self, reply_id: str, ids: Sequence[int]) -> None:
         """At level REQUEST: the prompt as the model sees it."""

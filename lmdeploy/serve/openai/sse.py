@@ -27,19 +27,8 @@ encode = msgspec.json.encode
 class ChunkWriter:
     """Writes the chunks of one stream: what is equal in all of them is encoded once."""
 
-    def __init__(
-        self, reply_id: str, kind: str, created: int, model: str, fingerprint: str, with_usage: bool
-    ) -> None:
-        head = encode(
-            {
-                "id": reply_id,
-                "object": kind,
-                "created": created,
-                "model": model,
-                "system_fingerprint": fingerprint,
-            }
-        )
-        self._head = b"data: " + head[:-1] + b',"choices":['
+    def __init__(self, head: dict[str, object], with_usage: bool) -> None:
+        self._head = b"data: " + encode(head)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
 
     def chunk(self, choice: bytes, usage: bytes | None = None) -> bytes:

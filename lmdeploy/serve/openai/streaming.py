@@ -1,51 +1,68 @@
-"""Starts a stream: errors before the first token are plain answers, later ones are events.
+"""Streams of both routes: how they start, what surrounds each chunk, how they end.
 
-Knows no fields: a route gives an object that turns pieces into events.
+Errors before the first token are plain answers, later ones are events. Knows no fields of a choice: a route
+gives a function that turns pieces into entries of `choices`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Protocol
+from typing import Any
 
 from starlette.requests import Request
 
 from lmdeploy.serve.openai.generation import Generation, Piece
-from lmdeploy.serve.openai.sse import KEEP_ALIVE, ending_well
+from lmdeploy.serve.openai.protocol import StreamOptions
+from lmdeploy.serve.openai.served import Reply
+from lmdeploy.serve.openai.sse import KEEP_ALIVE, ChunkWriter, encode, ending_well
 from lmdeploy.serve.openai.transport import EventStream, while_connected
 
-
-class Chunks(Protocol):
-    """A route's way of writing pieces."""
-
-    def events(self, moments: AsyncIterator[list[Piece]]) -> AsyncGenerator[bytes, None]:
-        """Events for each moment, and what follows the last one. An empty moment gives empty bytes."""
-        ...
+Moments = AsyncGenerator[list[Piece], None]
 
 
-async def stream_response(
-    request: Request, generation: Generation, keep_alive: float, chunks: Chunks
-) -> EventStream:
-    """A stream whose first token exists, or whose client has waited `keep_alive` seconds for it.
+class ChunkStream:
+    """One stream. Each entry that `choices_of` makes of a piece becomes a chunk of its own."""
 
-    Raises what stops the request before that, and ClientDisconnect.
-    """
-    moments = generation.pieces(idle=keep_alive)
-    first = await while_connected(request.receive, anext(moments))
-    return EventStream(ending_well(_written(chunks, _after(first, moments))))
+    def __init__(
+        self,
+        generation: Generation,
+        reply: Reply,
+        kind: str,
+        options: StreamOptions | None,
+        choices_of: Callable[[Piece], list[dict[str, Any]]],
+    ) -> None:
+        self._generation = generation
+        self._choices_of = choices_of
+        self._usage = bool(options and options.include_usage)
+        self._running_usage = bool(self._usage and options and options.continuous_usage_stats)
+        self._write = ChunkWriter(reply.head(kind), self._usage)
 
+    async def response(self, request: Request, keep_alive: float) -> EventStream:
+        """Starts when the first token exists, or when the client has waited `keep_alive` seconds for it.
 
-async def _after(
-    first: list[Piece], moments: AsyncGenerator[list[Piece], None]
-) -> AsyncGenerator[list[Piece], None]:
-    async with aclosing(moments):
-        yield first
-        async for moment in moments:
-            yield moment
+        Raises what stops the request before that, and ClientDisconnect.
+        """
+        moments = self._generation.pieces(idle=keep_alive)
+        first = await while_connected(request.receive, anext(moments))
+        return EventStream(ending_well(self._events(first, moments)))
 
+    async def _events(self, first: list[Piece], moments: Moments) -> AsyncGenerator[bytes, None]:
+        async with aclosing(moments):
+            yield self._moment(first)
+            async for moment in moments:
+                if events := self._moment(moment):
+                    yield events
+        if self._usage:
+            yield self._write.usage(self._usage_now())
 
-async def _written(chunks: Chunks, moments: AsyncGenerator[list[Piece], None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(moments), aclosing(chunks.events(moments)) as events:
-        async for event in events:
-            yield event or KEEP_ALIVE
+    def _moment(self, moment: list[Piece]) -> bytes:
+        """Ready events; empty when all text of the pieces is held back."""
+        if not moment:
+            return KEEP_ALIVE
+        usage = self._usage_now() if self._running_usage else None
+        choices = (choice for piece in moment for choice in self._choices_of(piece))
+        return b"".join(self._write.chunk(encode(choice), usage) for choice in choices)
+
+    def _usage_now(self) -> bytes:
+        return encode(self._generation.usage().body())

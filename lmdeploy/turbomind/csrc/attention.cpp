@@ -1,10 +1,10 @@
 // How the attention of a step is cut into units and who computes them.
 //
 // A unit is a run of tokens of one sequence and one KV head. Its cached tokens are visited in ranges of kSplit from
-// the start of the sequence; partial results are merged in that order. When there are fewer units than threads want,
-// each range becomes a unit of its own and the last to finish merges; the result is the same.
+// the start of the sequence; partial results are added up in that order. When there are fewer units than threads
+// want, each range becomes a unit of its own and the last to finish adds up; the result is the same.
 #include <algorithm>
-#include <cstring>
+#include <cmath>
 
 #include "model.h"
 
@@ -21,6 +21,20 @@ Splits visible_splits(const LayerShape& shape, const QueryTile& tile) {
   int first = 0;
   if (shape.window > 0) first = std::max(0, tile.position - shape.window + 1) / kSplit;
   return {first, splits_of(tile.position + tile.rows) - first};
+}
+
+// Adds the partial results of a later range. A range in which a vector saw nothing (max -inf) changes no bit of it.
+void add_part(const Partial& to, const Partial& part, int vectors, int head_dim) {
+  for (int v = 0; v < vectors; ++v) {
+    float before = to.max[v], max = before > part.max[v] ? before : part.max[v];
+    if (max == -INFINITY) continue;
+    float keep = std::exp(before - max), add = std::exp(part.max[v] - max);
+    to.max[v] = max;
+    to.sum[v] = to.sum[v] * keep + part.sum[v] * add;
+    float* out = to.out + size_t(v) * head_dim;
+    const float* from = part.out + size_t(v) * head_dim;
+    for (int d = 0; d < head_dim; ++d) out[d] = out[d] * keep + from[d] * add;
+  }
 }
 
 }  // namespace
@@ -42,12 +56,12 @@ void Model::plan_attention() {
 // Whether ranges are spread over threads: only for few, single-row tiles (decoding), for which there is memory.
 bool Model::shares_sequences(const LayerShape& shape) const {
   if (pool_.size() == 1 || tiles_ * shape.kv_heads > 2 * pool_.size()) return false;
-  bool any = false;
+  int parts = 0;
   for (int i = 0; i < tiles_; ++i) {
     if (space_.tiles[i].rows > 1) return false;
-    any = any || visible_splits(shape, space_.tiles[i]).count > 1;
+    parts += visible_splits(shape, space_.tiles[i]).count * shape.kv_heads;
   }
-  return any;
+  return parts > tiles_ * shape.kv_heads && parts <= space_.shared_parts;
 }
 
 void Model::attention(Worker& w, int layer) {
@@ -70,14 +84,14 @@ void Model::attention(Worker& w, int layer) {
       int count = visible_splits(shape, tile).count;
       if (part < slot + count * shape.kv_heads) {
         int kv_head = (part - slot) / count, split = (part - slot) % count;
-        return attend_part(w, layer, tile, kv_head, split, slot + kv_head * count);
+        return attend_part(layer, tile, kv_head, split, slot + kv_head * count);
       }
       slot += count * shape.kv_heads;
     }
   });
 }
 
-void Model::attend(int layer, const QueryTile& tile, int kv_head, int split, float* out, float* max, float* sum) {
+void Model::attend(int layer, const QueryTile& tile, int kv_head, int split, const Partial& result) {
   const LayerShape& shape = shape_.layers[layer];
   int heads = shape.heads / shape.kv_heads;
   AttentionItem item{};
@@ -93,58 +107,50 @@ void Model::attend(int layer, const QueryTile& tile, int kv_head, int split, flo
   item.q_stride = shape.q_dim();
   item.window = shape.window;
   item.softcap = shape.softcap;
-  item.out = out;
-  item.max = max;
-  item.sum = sum;
+  item.out = result.out;
+  item.max = result.max;
+  item.sum = result.sum;
   kernels_.attend(item);
 }
 
 void Model::attend_tile(Worker& w, int layer, const QueryTile& tile, int kv_head) {
   const LayerShape& shape = shape_.layers[layer];
   Splits splits = visible_splits(shape, tile);
-  size_t vectors = size_t(tile.rows) * (shape.heads / shape.kv_heads);
-  const ThreadSpace& t = w.space;
-  for (int i = 0; i < splits.count; ++i) {
-    attend(layer, tile, kv_head, splits.first + i, t.part_out + i * vectors * shape.head_dim, t.part_max + i * vectors,
-           t.part_sum + i * vectors);
+  const Partial &total = w.space.total, &part = w.space.part;
+  attend(layer, tile, kv_head, splits.first, total);
+  for (int i = 1; i < splits.count; ++i) {
+    attend(layer, tile, kv_head, splits.first + i, part);
+    add_part(total, part, tile.rows * (shape.heads / shape.kv_heads), shape.head_dim);
   }
-  merge_tile(w, layer, tile, kv_head, splits.count, t.part_out, t.part_max, t.part_sum);
+  finish_tile(layer, tile, kv_head, total);
 }
 
 // One range of a single-row tile; `slot` is where the partial results of its first range lie.
-void Model::attend_part(Worker& w, int layer, const QueryTile& tile, int kv_head, int split, int slot) {
+void Model::attend_part(int layer, const QueryTile& tile, int kv_head, int split, int slot) {
   const LayerShape& shape = shape_.layers[layer];
   Splits splits = visible_splits(shape, tile);
-  size_t heads = shape.heads / shape.kv_heads, values = heads * shape.head_dim;
-  float *out = space_.shared_out + slot * values, *max = space_.shared_max + slot * heads;
-  float* sum = space_.shared_sum + slot * heads;
-  attend(layer, tile, kv_head, splits.first + split, out + split * values, max + split * heads, sum + split * heads);
+  int heads = shape.heads / shape.kv_heads;
+  auto part = [&](int i) {
+    size_t at = size_t(slot + i) * heads;
+    return Partial{space_.shared.out + at * shape.head_dim, space_.shared.max + at, space_.shared.sum + at};
+  };
+  attend(layer, tile, kv_head, splits.first + split, part(split));
   std::atomic<int>& done = space_.splits_done[slot];
   if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < splits.count) return;
   done.store(0, std::memory_order_relaxed);
-  merge_tile(w, layer, tile, kv_head, splits.count, out, max, sum);
+  for (int i = 1; i < splits.count; ++i) add_part(part(0), part(i), heads, shape.head_dim);
+  finish_tile(layer, tile, kv_head, part(0));
 }
 
-// Partial results are [splits][rows][heads][...]; the kernel merges [splits][heads][...] of one row.
-void Model::merge_tile(Worker& w, int layer, const QueryTile& tile, int kv_head, int splits, const float* out,
-                       const float* max, const float* sum) {
+// Divides by the sums and writes each row to its place.
+void Model::finish_tile(int layer, const QueryTile& tile, int kv_head, const Partial& total) {
   const LayerShape& shape = shape_.layers[layer];
-  size_t heads = shape.heads / shape.kv_heads, values = heads * shape.head_dim;
+  int heads = shape.heads / shape.kv_heads;
+  size_t values = size_t(heads) * shape.head_dim;
   for (int row = 0; row < tile.rows; ++row) {
     float* to = space_.attention + size_t(tile.token + row) * shape.q_dim() + kv_head * values;
-    if (splits == 1 || tile.rows == 1) {
-      kernels_.merge(out + row * values, max + row * heads, sum + row * heads, splits, static_cast<int>(heads),
-                     shape.head_dim, to);
-      continue;
-    }
-    for (int i = 0; i < splits; ++i) {
-      size_t from = size_t(i) * tile.rows + row;
-      std::memcpy(w.space.merge_out + i * values, out + from * values, values * sizeof(float));
-      std::memcpy(w.space.merge_max + i * heads, max + from * heads, heads * sizeof(float));
-      std::memcpy(w.space.merge_sum + i * heads, sum + from * heads, heads * sizeof(float));
-    }
-    kernels_.merge(w.space.merge_out, w.space.merge_max, w.space.merge_sum, splits, static_cast<int>(heads),
-                   shape.head_dim, to);
+    kernels_.merge(total.out + row * values, total.max + row * heads, total.sum + row * heads, 1, heads, shape.head_dim,
+                   to);
   }
 }
 

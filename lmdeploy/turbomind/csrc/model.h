@@ -71,10 +71,9 @@ class Model {
   bool shares_sequences(const LayerShape& shape) const;
   void attention(Worker& w, int layer);
   void attend_tile(Worker& w, int layer, const QueryTile& tile, int kv_head);
-  void attend_part(Worker& w, int layer, const QueryTile& tile, int kv_head, int split, int slot);
-  void attend(int layer, const QueryTile& tile, int kv_head, int split, float* out, float* max, float* sum);
-  void merge_tile(Worker& w, int layer, const QueryTile& tile, int kv_head, int splits, const float* out,
-                  const float* max, const float* sum);
+  void attend_part(int layer, const QueryTile& tile, int kv_head, int split, int slot);
+  void attend(int layer, const QueryTile& tile, int kv_head, int split, const Partial& result);
+  void finish_tile(int layer, const QueryTile& tile, int kv_head, const Partial& total);
 
   // Distributes [0, total): when few rows, a fixed share for each thread (the same weights every step), else pieces
   // from a counter. Calls f(begin, end) with at most `piece` items.

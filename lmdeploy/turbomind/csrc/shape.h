@@ -41,7 +41,7 @@ struct ModelShape {
 
 struct Limits {
   int max_step_tokens = 0, max_rows = 0;
-  int max_context = 0;  // tokens of the longest sequence
+  int max_context = 0;  // tokens; longer sequences work, but few of them are not spread over threads
   int block_size = 0, num_blocks = 0;
   int threads = 1;
 };

@@ -77,6 +77,14 @@ size_t tile_vectors(const LayerShape& l) {
   return size_t(tile_rows(heads)) * heads;
 }
 
+Partial take_partial(size_t vectors, size_t values, Arena& arena) {
+  Partial p;
+  p.out = arena.take<float>(values);
+  p.max = arena.take<float>(vectors);
+  p.sum = arena.take<float>(vectors);
+  return p;
+}
+
 }  // namespace
 
 size_t input_bytes(const InputFormat& format, int rows) {
@@ -132,36 +140,26 @@ void Workspace::take_shared(const ModelShape& shape, const Limits& limits, Arena
   logits = arena.take<float>(size_t(logit_rows) * vocab_stride);
   bad_row = arena.take<std::atomic<uint8_t>>(logit_rows);
   // Two whole contexts per thread: enough to spread what few long sequences there are over all threads.
-  size_t contexts = size_t{2} * limits.threads * splits_of(limits.max_context);
-  shared_floats = contexts * largest(shape, [](const LayerShape& l) { return l.heads / l.kv_heads * l.head_dim; });
-  size_t shared_vectors = contexts * largest(shape, [](const LayerShape& l) { return l.heads / l.kv_heads; });
-  shared_out = arena.take<float>(shared_floats);
-  shared_max = arena.take<float>(shared_vectors);
-  shared_sum = arena.take<float>(shared_vectors);
-  splits_done = arena.take<std::atomic<int>>(contexts);
+  shared_parts = 2 * limits.threads * splits_of(limits.max_context);
+  size_t heads = largest(shape, [](const LayerShape& l) { return l.heads / l.kv_heads; });
+  size_t values = largest(shape, [](const LayerShape& l) { return l.heads / l.kv_heads * l.head_dim; });
+  shared = take_partial(shared_parts * heads, shared_parts * values, arena);
+  splits_done = arena.take<std::atomic<int>>(shared_parts);
   tiles = arena.take<QueryTile>(tokens);
   token_row = arena.take<int32_t>(tokens);
 }
 
 void Workspace::take_thread(const ModelShape& shape, const Limits& limits, const KernelTable& kernels, Arena& arena) {
-  int splits = splits_of(limits.max_context);
   int widest = std::max(2 * kUnitTiles * kTile, largest(shape, [](const LayerShape& l) { return 2 * l.head_dim; }));
   int deepest = std::max(shape.hidden, max_q_dim(shape));
   deepest = std::max(deepest, largest(shape, [](const LayerShape& l) { return l.intermediate; }));
-  int heads = largest(shape, [](const LayerShape& l) { return l.heads / l.kv_heads; });
-  int head_floats = largest(shape, [](const LayerShape& l) { return l.heads / l.kv_heads * l.head_dim; });
   ThreadSpace t{};
   t.input = arena.take_bytes(wide_input_bytes(shape, kFewRows));
   t.row = arena.take<float>(std::max(shape.hidden, max_q_dim(shape)));
   t.out = arena.take<float>(size_t(std::min(kRowChunk, round_up(limits.max_step_tokens, kRowBlock))) * widest);
   t.matmul = arena.take_bytes(matmul_scratch(kernels, round_up(deepest, 128)));
-  size_t floats = largest(shape, tile_floats), vectors = largest(shape, tile_vectors);
-  t.part_out = arena.take<float>(splits * floats);
-  t.part_max = arena.take<float>(splits * vectors);
-  t.part_sum = arena.take<float>(splits * vectors);
-  t.merge_out = arena.take<float>(size_t(splits) * head_floats);
-  t.merge_max = arena.take<float>(size_t(splits) * heads);
-  t.merge_sum = arena.take<float>(size_t(splits) * heads);
+  t.total = take_partial(largest(shape, tile_vectors), largest(shape, tile_floats), arena);
+  t.part = take_partial(largest(shape, tile_vectors), largest(shape, tile_floats), arena);
   t.sample.index = arena.take<int32_t>(shape.vocab);
   t.sample.original = arena.take<float>(shape.vocab);
   threads.push_back(t);

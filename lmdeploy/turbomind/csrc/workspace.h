@@ -47,13 +47,17 @@ struct QueryTile {
   int rows;
 };
 
+// Attention of some query vectors over a part of the context: sum of exp(s - max) * v, the largest s, sum of exp.
+struct Partial {
+  float *out, *max, *sum;
+};
+
 struct ThreadSpace {
-  uint8_t* input;                            // prepared rows, kFewRows
-  float* row;                                // one normed row
-  float* out;                                // results of one matmul unit
-  void* matmul;                              // scratch of the kernel
-  float *part_out, *part_max, *part_sum;     // partial attention of one tile, all splits
-  float *merge_out, *merge_max, *merge_sum;  // the same of one row, splits together
+  uint8_t* input;       // prepared rows, kFewRows
+  float* row;           // one normed row
+  float* out;           // results of one matmul unit
+  void* matmul;         // scratch of the kernel
+  Partial total, part;  // of one attention unit
   SampleScratch sample;
 };
 
@@ -61,9 +65,9 @@ class Workspace {
  public:
   Workspace(const ModelShape& shape, const Limits& limits, const KernelTable& kernels, Arena& arena);
 
-  int logit_rows;        // rows of `logits`
-  int vocab_stride;      // floats between them
-  size_t shared_floats;  // size of shared_out
+  int logit_rows;    // rows of `logits`
+  int vocab_stride;  // floats between them
+  int shared_parts;  // parts that `shared` holds
 
   float *x, *branch;     // [tokens][hidden] residual stream; output of a block that is normed before it is added
   float *q, *attention;  // [tokens][max q_dim]
@@ -73,7 +77,7 @@ class Workspace {
   float* logits;
   std::atomic<uint8_t>* bad_row;  // [logit_rows] a logit was not finite
   // Attention of few long sequences: partial results of all units.
-  float *shared_out, *shared_max, *shared_sum;
+  Partial shared;
   std::atomic<int>* splits_done;
   QueryTile* tiles;    // [tokens]
   int32_t* token_row;  // [tokens] row of the batch
