@@ -15,6 +15,7 @@ from lmdeploy.models.rope import SUPPORTED as ROPE_KINDS
 from lmdeploy.models.spec import AttentionSpec, LayerSpec, LinearSpec, ModelSpec
 
 TILE = 16  # output channels of a packed tile
+MAX_HEAD_DIM = 512  # kMaxHeadDim of the kernels
 GROUPS = (128, 64, 32)  # inputs per scale that the kernels take
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # in the order of the native enumeration
 W4_ZERO, W4_MIN, INT8, BF16 = range(4)  # WeightKind of csrc/kernels/table.h
@@ -252,10 +253,10 @@ def _kind(header: Header, name: str) -> int:
 
 def _check_supported(layer: LayerSpec) -> None:
     attention, ffn = layer.attention, layer.ffn
-    if attention.head_dim % TILE:
+    if attention.head_dim % TILE or attention.head_dim > MAX_HEAD_DIM:
         raise ModelError(
             f"head_dim {attention.head_dim} is not supported by the native engine"
-            f" (supported: multiples of {TILE})"
+            f" (supported: multiples of {TILE} up to {MAX_HEAD_DIM})"
         )
     if attention.num_heads % attention.num_kv_heads:
         raise ModelError(

@@ -96,6 +96,7 @@ def test_untied_head_is_counted() -> None:
     ("attention", "words"),
     [
         (replace(ATTENTION, head_dim=40), ["head_dim 40", "multiples of 16"]),
+        (replace(ATTENTION, head_dim=528), ["head_dim 528", "up to 512"]),
         (replace(ATTENTION, num_heads=5), ["5 query heads", "2 key/value heads"]),
         (replace(ATTENTION, rope=RopeSpec(1e4, 32, "yarn")), ["'yarn'", "default, linear, llama3"]),
     ],
