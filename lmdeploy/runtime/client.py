@@ -73,8 +73,8 @@ class Stream:
             self._failed = True
         elif item.finish_reason is not None:
             self._open.discard(item.request_id)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            _wake(self._waiter)
 
     @property
     def ended(self) -> bool:
@@ -83,9 +83,15 @@ class Stream:
     async def wait(self, timeout: float | None = None) -> bool:
         """True when events are there or the stream has ended, False when `timeout` seconds passed without."""
         if not self._pending and not self.ended:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._waiter], timeout=timeout)
-            self._waiter = None
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            timer = None if timeout is None else loop.call_later(timeout, _wake, self._waiter)
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
         return bool(self._pending) or self.ended
 
     def take(self) -> list[TokenEvent]:
@@ -119,6 +125,11 @@ class Stream:
         ids = self._open & {request_id} if request_id is not None else set(self._open)
         self._open -= ids
         self._client.abort(ids)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class _Link(asyncio.Protocol):

@@ -24,6 +24,7 @@ _PROBLEMS = {
     "int_from_float": "must be an integer",
     "int_type": "must be an integer",
     "list_type": "must be a list",
+    "too_long": "must hold at most {max_length} entries",
 }
 _SHOWN = 200  # characters of a client's value that are repeated in a message
 
@@ -79,7 +80,7 @@ async def on_known_error(request: Request, error: Exception) -> Response:
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    where = f"{request.method} {request.url.path}"
+    where = f"{request.method} {request.url.path[:_SHOWN]}"
     message = {
         404: f"Unknown route: {where}.",
         405: f"Method not allowed: {where}.",
@@ -124,8 +125,8 @@ def from_validation(error: ValidationError) -> RequestError:
         return MissingFieldError(f"Missing required parameter: '{param}'.", param=param)
     if not param:
         return RequestError("The body must be a JSON object.")
-    problem = _PROBLEMS.get(fault["type"]) or fault["msg"].replace("Input should", "must").replace(
-        "valid ", ""
-    )
+    problem = fault["msg"].replace("Input should", "must").replace("valid ", "")
+    if fault["type"] in _PROBLEMS:
+        problem = _PROBLEMS[fault["type"]].format(**fault.get("ctx", {}))
     got = shorten(fault["input"])
     return InvalidValueError(f"Invalid value for '{param}': {problem}, got {got}.", param=param)

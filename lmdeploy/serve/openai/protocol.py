@@ -29,6 +29,7 @@ logger = logging.getLogger("lmdeploy.serve")
 
 MAX_STOPS = 32
 MAX_STOP_LENGTH = 1024
+MAX_STOP_IDS = 4096
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 _SMALLEST = 1e-6  # a smaller top_p is 0: the engine computes in single precision
@@ -84,7 +85,7 @@ class GenerationBody(BaseModel):
     seed: Annotated[Int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: Stops | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: StrictBool | None = None
     min_tokens: Annotated[Int, Field(ge=0)] | None = Field(
         None, validation_alias=AliasChoices("min_tokens", "min_new_tokens")
