@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 main=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+requirements=$(.venv/bin/python tools/base_requirements.py)
 for version in 3.10 3.11 3.12 3.13; do
   [ "$version" = "$main" ] && continue  # the main run covers it
   python=""
@@ -14,10 +15,10 @@ for version in 3.10 3.11 3.12 3.13; do
     continue
   fi
   venv=.venv-$version
-  if [ ! -e "$venv/.ready" ]; then
-    "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip install -q --disable-pip-version-check -r <(.venv/bin/python tools/base_requirements.py)
-    touch "$venv/.ready"
+  if [ "$(cat "$venv/.requirements" 2>/dev/null)" != "$requirements" ]; then
+    "$python" -m venv --clear "$venv"
+    "$venv/bin/python" -m pip install -q --disable-pip-version-check -r <(echo "$requirements")
+    echo "$requirements" >"$venv/.requirements"
   fi
   echo "Python $version: unit tier"
   PYTHONPATH=$PWD "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/unit
