@@ -15,10 +15,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 import pytest_asyncio
 from demo_model import demo_gguf
+from safetensors.numpy import load_file, save_file
+from tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -231,3 +234,16 @@ async def test_health(server: Server) -> None:
             return json.load(answer)
 
     assert (await asyncio.to_thread(health)) == {"status": "ok"}
+
+
+async def test_model_that_cannot_be_read_ends_the_server(tmp_path: Path) -> None:
+    """The engine process fails after the web server has started: one line, exit code 1, nothing left behind."""
+    folder = write_tiny_model(tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    name = next(n for n in tensors if n.endswith("q_proj.weight"))
+    save_file({**tensors, name: np.full_like(tensors[name], np.nan)}, folder / "model.safetensors")
+    command = [sys.executable, "-m", "lmdeploy", "serve", "api_server", str(folder), "--server-port", "0"]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "q_proj" in done.stderr
