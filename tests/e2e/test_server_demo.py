@@ -237,7 +237,7 @@ async def test_health(server: Server) -> None:
 
 
 async def test_model_that_cannot_be_read_ends_the_server(tmp_path: Path) -> None:
-    """The engine process fails after the web server has started: one line, exit code 1, nothing left behind."""
+    """The engine process fails after the web server has started: one line, exit code 1."""
     folder = write_tiny_model(tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
     name = next(n for n in tensors if n.endswith("q_proj.weight"))
