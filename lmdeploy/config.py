@@ -171,8 +171,8 @@ class GenerationConfig:
         None,
         "divides the logits of tokens seen in prompt or answer; 1: off, the default unless the model sets it",
         kind=float,
-        low=0.0,
-        open_low=True,
+        low=0.01,
+        high=100.0,
     )
     presence_penalty: float = _field(
         0.0, "subtracted once from tokens of the answer", kind=float, low=-2.0, high=2.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from importlib.metadata import requires
 
-UNIT_TIER = {"pytest", "pytest-timeout", "pytest-asyncio", "hypothesis", "gguf", "transformers"}
+UNIT_TIER = {"pytest", "pytest-timeout", "pytest-asyncio", "hypothesis", "gguf", "httpx", "transformers"}
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from lmdeploy.config import (
 from lmdeploy.engine.request import SamplingParams
 from lmdeploy.errors import ConfigError, RequestError
 
-GREEDY_BELOW = 1e-5  # lower temperatures are greedy: dividing by them would only amplify rounding
+GREEDY_BELOW = 1e-5  # of temperature: dividing by less only amplifies rounding; of top_p: one token is left
 BIAS_LIMIT = 100.0
 _U64 = (1 << 64) - 1
 _LAST_RESORT: dict[str, float] = {
@@ -51,7 +51,7 @@ def resolve_sampling(
     answers to one prompt, each with its own random stream. Raises RequestError naming the field.
     """
     values = {name: _value(config, defaults, name) for name in _LAST_RESORT}
-    if not config.samples or values["temperature"] < GREEDY_BELOW or values["top_p"] == 0.0:
+    if not config.samples or values["temperature"] < GREEDY_BELOW or values["top_p"] < GREEDY_BELOW:
         values |= _GREEDY
     if config.logprobs is not None and config.logprobs > max_logprobs:
         raise RequestError(f"logprobs={config.logprobs}: must be at most {max_logprobs}", param="logprobs")

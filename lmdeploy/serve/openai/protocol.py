@@ -32,7 +32,6 @@ MAX_STOP_LENGTH = 1024
 MAX_STOP_IDS = 4096
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
-_SMALLEST = 1e-6  # a smaller top_p is 0: the engine computes in single precision
 
 
 def _number(value: Any) -> Any:
@@ -116,7 +115,7 @@ class GenerationBody(BaseModel):
             max_new_tokens=max_new_tokens,
             do_sample=True,
             temperature=self.temperature,
-            top_p=0.0 if self.top_p is not None and self.top_p < _SMALLEST else self.top_p,
+            top_p=self.top_p,
             top_k=None if self.top_k is None else max(0, self.top_k),
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
