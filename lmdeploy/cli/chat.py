@@ -114,7 +114,7 @@ def _load(args: argparse.Namespace, engine: TurbomindEngineConfig) -> tuple[Pipe
     set_up(args.log_level)
     config = resolve(args.model_path or DEMO_MODEL, engine)
     plan = plan_table(config)
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() or sys.stderr.isatty():
         _note(plan)
         plan = ""
     return load(config, args.chat_template), plan
