@@ -30,9 +30,7 @@ _REMOVED_COMMANDS = {
     ("serve", "api_client"): _CLIENT,
     ("serve", "triton_client"): _CLIENT,
     ("lite", "kv_qparams"): "the key/value cache needs no file",
-    (
-        "lite",
-    ): "this version does not quantise; 4-bit and 8-bit GGUF files are loaded as they are",
+    ("lite",): "this version does not quantise; 4-bit and 8-bit GGUF files are loaded as they are",
     ("serve", "proxy"): "this version serves one machine; put any HTTP load balancer in front of several",
 }
 
