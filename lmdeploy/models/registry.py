@@ -69,7 +69,8 @@ def _check_format(files: ModelFiles, model_format: str | None, found: str) -> No
     if model_format not in READABLE_FORMATS:
         readable = ", ".join(READABLE_FORMATS)
         raise ModelError(
-            f"{files.path}: model_format {model_format!r} cannot be read (readable: {readable})."
+            f"{files.path}: model_format {model_format!r} cannot be read (readable: {readable}); the"
+            f" files are {found!r}."
         )
     raise ModelError(
         f"{files.path}: model_format is {model_format!r}, but the files are {found!r}; leave it out."

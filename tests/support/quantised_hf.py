@@ -170,7 +170,7 @@ class Model:
         return path
 
 
-def llama(quantise: Callable[[str, int, int, int], tuple[Parts, Array] | None]) -> Model:
+def llama(quantise: Callable[[str, int, int, int], tuple[Parts, Array] | None], vocab: int = VOCAB) -> Model:
     """A tiny Llama. `quantise(name, n, k, seed)` gives stored parts and values of a linear, or None: float16.
 
     Every linear has a bias.
@@ -182,8 +182,8 @@ def llama(quantise: Callable[[str, int, int, int], tuple[Parts, Array] | None]) 
         values = rng.standard_normal(shape) * (1.2 * shape[-1] ** -0.5 if len(shape) > 1 else 0.2)
         return values.astype(ml_dtypes.bfloat16).astype(np.float16)
 
-    model.plain("model.embed_tokens.weight", half(VOCAB, HIDDEN))
-    model.plain("lm_head.weight", half(VOCAB, HIDDEN))
+    model.plain("model.embed_tokens.weight", half(vocab, HIDDEN))
+    model.plain("lm_head.weight", half(vocab, HIDDEN))
     model.plain("model.norm.weight", half(HIDDEN) + np.float16(1))
     for i in range(LAYERS):
         p = f"model.layers.{i}."

@@ -22,7 +22,8 @@ void check(WeightKind kind, int32_t n, int32_t k, int32_t group) {
   // The vector kernels take 32 inputs at a time, so that groups of 16 must come in pairs.
   const bool grouped = group == 32 || group == 64 || group == 128 || (group == 16 && k % 32 == 0);
   if (kind == kBf16 ? group != 0 : !grouped)
-    throw std::invalid_argument("group size " + std::to_string(group) + " cannot be packed; use 32, 64, 128, or 16 with a multiple of 32 columns");
+    throw std::invalid_argument("group size " + std::to_string(group) +
+                                " cannot be packed; use 32, 64, 128, or 16 with a multiple of 32 columns");
 }
 
 // The 4 bytes of one lane for the next inputs_per_line inputs.

@@ -9,8 +9,8 @@
 
 namespace lmdeploy {
 
-// Rows of a weight as files hold them. codes: u8 0..15 (W4), int8 (Int8), u8 (Int8Min) or bfloat16 bits (Bf16), [n, k] contiguous;
-// scales, zeros and mins: [n, ceil(k / group)], fp16 bits and u8.
+// Rows of a weight as files hold them. codes: u8 0..15 (W4), int8 (Int8), u8 (Int8Min) or bfloat16 bits (Bf16), [n, k]
+// contiguous; scales, zeros and mins: [n, ceil(k / group)], fp16 bits and u8.
 struct PackSource {
   WeightKind kind;
   int32_t n, k, group;

@@ -195,7 +195,9 @@ constexpr size_t kResident = size_t{256} << 10;  // bytes of tiles that stay in 
 
 static void matmul(const Matrix& w, const Activations& a, int tile_begin, int tile_end, float* out, ptrdiff_t ld_out,
                    void* scratch) {
-  const size_t tile_bytes = static_cast<size_t>(w.k_padded) * (w.kind == kBf16 ? 32 : w.kind == kInt8 || w.kind == kInt8Min ? 16 : 8);
+  const size_t tile_bytes = static_cast<size_t>(w.k_padded) * (w.kind == kBf16                         ? 32
+                                                               : w.kind == kInt8 || w.kind == kInt8Min ? 16
+                                                                                                       : 8);
   int at_once = tile_bytes < kResident ? static_cast<int>(kResident / tile_bytes) : 1;
   if (a.rows <= kRowBlock) at_once = tile_end - tile_begin;
   for (int begin = tile_begin; begin < tile_end; begin += at_once) {
