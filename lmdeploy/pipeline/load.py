@@ -28,9 +28,9 @@ def pipeline(
 ) -> Pipeline:
     """Load a model (directory, GGUF file or hub id) into this process.
 
-    The memory plan is logged at INFO, what limits it unexpectedly at WARNING. `trust_remote_code` may be given
-    and changes nothing: code from a model is never run. Raises ConfigError, ModelError and CapacityError, each
-    one line.
+    The memory plan is logged at INFO, what limits it unexpectedly at WARNING. `trust_remote_code` may be
+    given and changes nothing: code from a model is never run. Raises ConfigError, ModelError and
+    CapacityError, each one line.
     """
     set_up(log_level)
     _refuse(unknown, speculative_config, allowed_media_domains)
