@@ -20,7 +20,7 @@ from lmdeploy.errors import CapacityError, ConfigError, ModelError
 from lmdeploy.models.registry import load_spec
 from lmdeploy.models.spec import RopeSpec
 from lmdeploy.runtime.machine import HugePages, Machine
-from lmdeploy.runtime.resolve import RuntimeConfig, longest_allowed, plan_dict, plan_table, resolve
+from lmdeploy.runtime.resolve import RuntimeConfig, longest_allowed, plan_table, resolve
 
 MIB, GIB = 2**20, 2**30
 MODEL_LEN = 256  # of the tiny model
@@ -97,10 +97,11 @@ def test_memory_limit_changes_the_pool_and_says_where_it_comes_from(model: str) 
 def test_the_default_length_shrinks_to_what_fits_and_says_so(model: str) -> None:
     config = resolved(model, memory_for(model, 3))
     assert config.session_len == 3 * 64
-    assert config.notes == (
+    assert config.notes == ()
+    assert config.cautions == (
         f"session_len is 192, the largest that fits in memory; the model's own is {MODEL_LEN}",
     )
-    assert config.notes[0] in plan_table(config)
+    assert config.cautions[0] in plan_table(config)
     # The figures are those of the shorter length, to the byte.
     assert config.plan == resolved(model, memory_for(model, 3), session_len=192).plan
 
@@ -145,7 +146,7 @@ def test_threads_come_from_config_then_environment_then_machine(
     monkeypatch.setenv("LMDEPLOY_NUM_THREADS", "5")
     config = resolved(model, machine(cores=3))
     assert config.limits.num_threads == 5
-    assert "5 threads share 4 CPUs: fewer would be faster" in config.notes
+    assert "5 threads share 4 CPUs: fewer would be faster" in config.cautions
     assert resolved(model, num_threads=1).limits.num_threads == 1
     monkeypatch.setenv("LMDEPLOY_NUM_THREADS", "many")
     with pytest.raises(ConfigError, match="LMDEPLOY_NUM_THREADS=many"):
@@ -172,11 +173,10 @@ def test_wrong_paths_and_formats(model: str, tmp_path: Path) -> None:
         resolved(str(tmp_path))
 
 
-def test_the_account_in_words_and_values(model: str) -> None:
+def test_the_account_in_words(model: str) -> None:
     config = resolved(model)
-    values, text = plan_dict(config), plan_table(config)
-    parts = ("weights", "kv_pool", "workspace", "process")
-    assert values["total"] == sum(int(str(values[name])) for name in parts)
+    plan, text = config.plan, plan_table(config)
+    assert plan.total == plan.weights + plan.kv_pool + plan.workspace + plan.process
     assert f"32 sequences of {MODEL_LEN} tokens, limited by max_batch_size" in text
     assert "KV cache" in text
     assert len(text.splitlines()) < 12
