@@ -41,6 +41,7 @@ class RuntimeConfig:
     enable_prefix_caching: bool
     plan: MemoryPlan
     notes: tuple[str, ...]  # what was decided for the user, one line each
+    cautions: tuple[str, ...]  # where that is less than the user may expect
 
     @property
     def session_len(self) -> int:
@@ -93,7 +94,8 @@ def _resolve(
         kernels=choose_kernels(),
         enable_prefix_caching=config.enable_prefix_caching,
         plan=plan,
-        notes=(*checkpoint.notes, *_notes(config, plan, spec, limits.num_threads, machine)),
+        notes=(*checkpoint.notes, *_notes(config, plan, spec)),
+        cautions=_cautions(config, plan, spec, limits.num_threads, machine),
     )
 
 
@@ -152,20 +154,24 @@ def _needs(checkpoint: Checkpoint, limits: Limits) -> Needs:
     )
 
 
-def _notes(
+def _notes(config: TurbomindEngineConfig, plan: MemoryPlan, spec: ModelSpec) -> tuple[str, ...]:
+    if config.session_len is None and plan.session_len == spec.max_position:
+        return (f"session_len is {plan.session_len}, the model's own",)
+    return ()
+
+
+def _cautions(
     config: TurbomindEngineConfig, plan: MemoryPlan, spec: ModelSpec, num_threads: int, machine: Machine
 ) -> tuple[str, ...]:
-    notes = []
+    cautions = []
     if config.session_len is None and plan.session_len < spec.max_position:
-        notes.append(
+        cautions.append(
             f"session_len is {plan.session_len}, the largest that fits in memory; "
             f"the model's own is {spec.max_position}"
         )
-    elif config.session_len is None:
-        notes.append(f"session_len is {plan.session_len}, the model's own")
     if num_threads > machine.logical_cpus:
-        notes.append(f"{num_threads} threads share {machine.logical_cpus} CPUs: fewer would be faster")
-    return tuple(notes)
+        cautions.append(f"{num_threads} threads share {machine.logical_cpus} CPUs: fewer would be faster")
+    return tuple(cautions)
 
 
 def plan_table(config: RuntimeConfig) -> str:
@@ -188,5 +194,6 @@ def plan_table(config: RuntimeConfig) -> str:
             f"at once    {at_once}, limited by {plan.bound}",
             f"threads    {config.limits.num_threads}, with the {config.kernels} kernels",
             *config.notes,
+            *config.cautions,
         ]
     )
