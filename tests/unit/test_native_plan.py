@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from lmdeploy.engine.executor import Limits
 from lmdeploy.errors import ModelError
 from lmdeploy.models.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
 from lmdeploy.turbomind.cpus import choose_cpus
 from lmdeploy.turbomind.layout import BF16, INT8, W4_MIN, W4_ZERO, InputLayout, MatrixLayout, model_layout
-from lmdeploy.turbomind.plan import Limits, native_plan
+from lmdeploy.turbomind.plan import native_plan
 
 ATTENTION = AttentionSpec(4, 2, 32, 0.2, RopeSpec(10000.0, 32))
 SPEC = ModelSpec(
