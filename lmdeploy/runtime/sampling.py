@@ -131,7 +131,7 @@ def model_defaults(model_path: Path, source: str = "auto") -> dict[str, float]:
         GenerationConfig(**fields)
     except RequestError as error:
         raise ConfigError(
-            f"{file}: {error.message}; mend the file or use --generation-config lmdeploy"
+            f"{file}: {error.message}; mend the file (a server ignores it with --generation-config lmdeploy)"
         ) from None
     return fields
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import socket
 import subprocess
 import sys
@@ -78,6 +79,21 @@ def test_damaged_directory(fault: str, tmp_path: Path) -> None:
     assert_one_line(lmdeploy("chat", str(folder), "--prompt", "hi"), *words)
 
 
+def test_a_terminal_shows_the_plan_before_the_weights_are_read(tmp_path: Path) -> None:
+    """Damage that only the values show comes after the plan."""
+    nan_weights(write_tiny_model(tmp_path / "model"))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "lmdeploy", "chat", str(tmp_path / "model"), "--prompt", "hi"]
+    done = subprocess.run(command, stderr=theirs, stdout=subprocess.PIPE, timeout=120, check=False)
+    lines = os.read(ours, 1 << 16).decode().splitlines()
+    for end in (ours, theirs):
+        os.close(end)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert lines[0].startswith("model")
+    assert lines[-1].startswith("lmdeploy: error: ")
+    assert "q_proj" in lines[-1]
+
+
 def test_healthy_directory_answers(tmp_path: Path) -> None:
     done = lmdeploy(
         "chat", str(write_tiny_model(tmp_path / "model")), "--prompt", "hi", "--max-new-tokens", "4"
@@ -122,6 +138,19 @@ def test_prompt_longer_than_session_len() -> None:
 
 def test_zero_length_prompt() -> None:
     assert_one_line(lmdeploy("chat", str(demo_gguf()), "--prompt", ""), "empty")
+
+
+def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folder = str(tmp_path / "file" / "cache")
+    assert_one_line(lmdeploy("chat", "owner/name", "--download-dir", folder, "--prompt", "hi"), folder)
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "bitsandbytes"])
+def test_quantised_weights_are_never_taken_for_plain_ones(method: str, tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    rewrite_config(folder, quantization_config={"quant_method": method, "bits": 4, "group_size": 128})
+    assert_one_line(lmdeploy("chat", str(folder), "--prompt", "hi"), method, "hf, gguf")
 
 
 def test_port_in_use() -> None:
