@@ -92,29 +92,42 @@ def _attend_tile(
     piece: Piece,
     tiles: Tiles,
 ) -> torch.Tensor:
-    """Softmax over ranges of `tiles.keys` keys with a running maximum (Milakov and Gimelshein 2018).
-
-    A range that a query sees nothing of leaves its sums as they were, bit for bit.
-    """
     heads, group = a.num_kv_heads, a.num_heads // a.num_kv_heads
     query = q.new_zeros(heads, group, tiles.queries, a.head_dim)
     query[:, :, : len(q)] = q.view(len(q), heads, group, a.head_dim).permute(1, 2, 0, 3)
     query = query.view(heads, group * tiles.queries, a.head_dim)
     length = piece.position + piece.end - piece.begin
     top = torch.full_like(query[..., :1], _BELOW_ALL)
-    total, mixed = torch.zeros_like(top), torch.zeros_like(query)
+    sums = Sums(top, torch.zeros_like(top), torch.zeros_like(query))
     for start in range(_first_range(positions, a.window, tiles.keys), length, tiles.keys):
         count = min(length - start, tiles.keys)
         blocks = piece.blocks[start // cache.block_size : -(-(start + count) // cache.block_size)]
-        k, v = cache.read(layer, blocks, count, tiles.keys)
-        seen = visible(positions, torch.arange(start, start + tiles.keys, device=q.device), a.window)
-        scores = masked_scores(query, k, a, seen.repeat(group, 1))
-        before, top = top, torch.maximum(top, scores.amax(-1, keepdim=True))
-        weights, kept = each_value(torch.exp, scores - top), each_value(torch.exp, before - top)
-        total = total * kept + weights.sum(-1, keepdim=True)
-        mixed = mixed * kept + weights @ v
-    mixed = (mixed / total).view(heads, group, tiles.queries, a.head_dim)
+        keys, values = cache.read(layer, blocks, count, tiles.keys)
+        places = torch.arange(start, start + tiles.keys, device=q.device)
+        seen = visible(positions, places, a.window).repeat(group, 1)
+        sums = _add(sums, masked_scores(query, keys, a, seen), values)
+        del keys, values  # else they live until the next ones are read
+    mixed = (sums.mixed / sums.total).view(heads, group, tiles.queries, a.head_dim)
     return mixed[:, :, : len(q)].permute(2, 0, 1, 3).reshape(len(q), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Of the keys so far: largest score, sum of exp(score - largest), and values weighted with it."""
+
+    top: torch.Tensor  # [heads, queries, 1]
+    total: torch.Tensor
+    mixed: torch.Tensor  # [heads, queries, head_dim]
+
+
+def _add(sums: Sums, scores: torch.Tensor, values: torch.Tensor) -> Sums:
+    """Softmax with a running maximum (Milakov and Gimelshein 2018).
+
+    Keys that a query does not see leave its sums as they were, bit for bit.
+    """
+    top = torch.maximum(sums.top, scores.amax(-1, keepdim=True))
+    weights, kept = each_value(torch.exp, scores - top), each_value(torch.exp, sums.top - top)
+    return Sums(top, sums.total * kept + weights.sum(-1, keepdim=True), sums.mixed * kept + weights @ values)
 
 
 def _first_range(positions: torch.Tensor, window: int | None, keys: int) -> int:

@@ -15,6 +15,7 @@ from lmdeploy.models.spec import LayerSpec, ModelSpec
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 VECTOR_BYTES = 4  # norms, biases and activations are float32
+_SMALL = 256 << 10  # bytes: positions, masks, angles, padding of short pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +64,30 @@ def _check_supported(layer: LayerSpec) -> None:
 
 
 def _workspace(spec: ModelSpec, size: int, tiles: Tiles) -> int:
-    return 0
+    """Tensors alive at once in the widest of attention, feed-forward block and head, each counted in copies.
+
+    An elementwise function over padded pieces holds four copies of its argument (`reference.each_value`);
+    matrices of a 16-bit type hold their input and output in that type too.
+    """
+    rows, narrow = tiles.rows, size if size < VECTOR_BYTES else 0
+    stages = [_head_bytes(spec, tiles, narrow)]
+    for layer in set(spec.layers):
+        stages.append(_attention_bytes(layer, tiles, size))
+        stages.append(rows * layer.ffn.intermediate_size * (5 * VECTOR_BYTES + narrow))
+    return rows * spec.hidden_size * (5 * VECTOR_BYTES + 2 * narrow) + max(stages) + _SMALL
+
+
+def _head_bytes(spec: ModelSpec, tiles: Tiles, narrow: int) -> int:
+    """Logits of a tile, and what drawing one token takes: six float64 or int64 arrays of the vocabulary."""
+    copies = 2 if spec.logit_softcap is None else 5
+    return spec.vocab_size * (tiles.rows * (copies * VECTOR_BYTES + narrow) + 6 * 8)
+
+
+def _attention_bytes(layer: LayerSpec, tiles: Tiles, size: int) -> int:
+    a = layer.attention
+    scores = a.num_heads * tiles.queries * tiles.keys * VECTOR_BYTES
+    copies = 5 if a.softcap is None else 6
+    keys = a.num_kv_heads * tiles.keys * a.head_dim
+    new = tiles.rows * (3 * a.num_heads + 4 * a.num_kv_heads) * a.head_dim * VECTOR_BYTES
+    queries = 5 * a.num_heads * tiles.queries * a.head_dim * VECTOR_BYTES
+    return copies * scores + keys * (2 * VECTOR_BYTES + size) + new + queries

@@ -58,7 +58,7 @@ def test_version_is_that_of_the_package() -> None:
         (["lite", "kv_qparams", "./m"], "`lmdeploy lite kv_qparams` does not exist: the key/value cache"),
         (
             ["chat", "./m", "--device", "cuda"],
-            "--device belongs to the pytorch engine: add --backend pytorch",
+            "--device belongs to the pytorch engine: add --backend",
         ),
         (["chat", "./m", "--dllm-block-length=4"], "diffusion language models only"),
         (["chat", "./m", "--speculative-draft-model", "d"], "no speculative decoding"),
