@@ -28,9 +28,10 @@ def pipeline(
 ) -> Pipeline:
     """Load a model (directory, GGUF file or hub id) into this process.
 
-    backend_config: TurbomindEngineConfig or PytorchEngineConfig takes that engine, None the better fit; which
-    one and why is logged with the memory plan at INFO. `trust_remote_code` may be given and changes nothing:
-    code from a model is never run. Raises ConfigError, ModelError and CapacityError, each one line.
+    backend_config: TurbomindEngineConfig or PytorchEngineConfig takes that engine, None the better fit. Which
+    one and why is logged with the memory plan at INFO, what limits it unexpectedly at WARNING.
+    `trust_remote_code` may be given and changes nothing: code from a model is never run. Raises ConfigError,
+    ModelError and CapacityError, each one line.
     """
     set_up(log_level)
     _refuse(unknown, speculative_config, allowed_media_domains)
@@ -42,8 +43,8 @@ def pipeline(
         )
     config = resolve(model_path, backend_config)
     get_logger().info("%s", plan_table(config))
-    if config.warning is not None:
-        get_logger().warning("%s", config.warning)
+    for caution in config.cautions:
+        get_logger().warning("%s", caution)
     return load(config, chat_template_config)
 
 

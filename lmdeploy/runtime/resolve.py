@@ -57,7 +57,7 @@ class RuntimeConfig:
     enable_prefix_caching: bool
     plan: MemoryPlan
     notes: tuple[str, ...]  # what was decided for the user, one line each
-    warning: str | None = None  # what the user may not expect of the engine asked for
+    cautions: tuple[str, ...]  # where that is less than the user may expect
 
     @property
     def session_len(self) -> int:
@@ -135,8 +135,8 @@ def _resolve(
         engine=choice.line(),
         enable_prefix_caching=config.enable_prefix_caching,
         plan=plan,
-        notes=_notes(config, plan, spec, limits.num_threads, machine),
-        warning=choice.note,
+        notes=(*checkpoint.notes, *_notes(config, plan, spec)),
+        cautions=_cautions(config, plan, spec, limits.num_threads, machine, choice),
     )
 
 
@@ -214,24 +214,29 @@ def _needs(checkpoint: Checkpoint, limits: Limits, choice: Choice) -> Needs:
     )
 
 
-def _notes(
+def _notes(config: EngineConfig, plan: MemoryPlan, spec: ModelSpec) -> tuple[str, ...]:
+    if config.session_len is None and plan.session_len == spec.max_position:
+        return (f"session_len is {plan.session_len}, the model's own",)
+    return ()
+
+
+def _cautions(
     config: EngineConfig,
     plan: MemoryPlan,
     spec: ModelSpec,
     num_threads: int,
     machine: Machine,
+    choice: Choice,
 ) -> tuple[str, ...]:
-    notes = []
+    cautions = [choice.note] if choice.note else []
     if config.session_len is None and plan.session_len < spec.max_position:
-        notes.append(
+        cautions.append(
             f"session_len is {plan.session_len}, the largest that fits in memory; "
             f"the model's own is {spec.max_position}"
         )
-    elif config.session_len is None:
-        notes.append(f"session_len is {plan.session_len}, the model's own")
     if num_threads > machine.logical_cpus:
-        notes.append(f"{num_threads} threads share {machine.logical_cpus} CPUs: fewer would be faster")
-    return tuple(notes)
+        cautions.append(f"{num_threads} threads share {machine.logical_cpus} CPUs: fewer would be faster")
+    return tuple(cautions)
 
 
 def plan_table(config: RuntimeConfig) -> str:
@@ -257,6 +262,6 @@ def plan_table(config: RuntimeConfig) -> str:
             f"at once    {at_once}, limited by {plan.bound}",
             f"threads    {config.limits.num_threads}{kernels}",
             *config.notes,
-            *([config.warning] if config.warning else []),
+            *config.cautions,
         ]
     )
