@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.rope import inverse_frequencies
 from lmdeploy.models.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, RopeSpec
@@ -31,8 +32,12 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class Reference:
     """Holds all weights as float32 tensors."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.spec: ModelSpec = checkpoint.spec
+    def __init__(self, checkpoint: Checkpoint, spec: ModelSpec | None = None) -> None:
+        """spec: in place of the checkpoint's, for a length (`ModelSpec.for_length`). ModelError when a layer
+        cannot be computed."""
+        self.spec: ModelSpec = spec or checkpoint.spec
+        for kind in {layer.ffn.kind for layer in self.spec.layers} - {"gated"}:
+            raise ModelError(f"a feed-forward block of kind {kind!r} is not supported (supported: gated)")
         self._weights = {name: _float32(checkpoint, name) for name in checkpoint.names()}
 
     def logits(self, ids: npt.ArrayLike, past: Past | None = None) -> npt.NDArray[np.float32]:
@@ -84,10 +89,12 @@ class Reference:
         past: tuple[torch.Tensor, torch.Tensor],
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         n = len(x)
-        q = self._linear(f"{name}.q_proj", x).view(n, a.num_heads, a.head_dim).transpose(0, 1)
-        k = self._linear(f"{name}.k_proj", x).view(n, a.num_kv_heads, a.head_dim).transpose(0, 1)
-        v = self._linear(f"{name}.v_proj", x).view(n, a.num_kv_heads, a.head_dim).transpose(0, 1)
-        if a.qk_norm:
+        q, k, v = (self._linear(f"{name}.{part}_proj", x) for part in "qkv")
+        if a.qk_norm_across_heads:
+            q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
+        q = q.view(n, a.num_heads, a.head_dim).transpose(0, 1)
+        k, v = (y.view(n, a.num_kv_heads, a.head_dim).transpose(0, 1) for y in (k, v))
+        if a.qk_norm and not a.qk_norm_across_heads:
             q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
         if a.rope is not None:
             q, k = rotate(q, positions, a.rope), rotate(k, positions, a.rope)
@@ -116,7 +123,7 @@ class Reference:
 def rotate(x: torch.Tensor, positions: torch.Tensor, rope: RopeSpec) -> torch.Tensor:
     """x [heads, tokens, head_dim]: pairs (d, d + rotary_dim / 2) turned by position x frequency."""
     angles = positions[:, None].double() * torch.from_numpy(inverse_frequencies(rope))
-    cos, sin = angles.cos().float(), angles.sin().float()
+    cos, sin = ((rope.attention_factor * y).float() for y in (angles.cos(), angles.sin()))
     half = rope.rotary_dim // 2
     first, second, rest = x[..., :half], x[..., half : rope.rotary_dim], x[..., rope.rotary_dim :]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)

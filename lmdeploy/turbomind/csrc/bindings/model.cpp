@@ -175,6 +175,7 @@ void bind_shapes(nb::module_& m) {
       .def_rw("scale", &LayerShape::scale)
       .def_rw("softcap", &LayerShape::softcap)
       .def_rw("qk_norm", &LayerShape::qk_norm)
+      .def_rw("qk_norm_across", &LayerShape::qk_norm_across)
       .def_rw("pre_norm", &LayerShape::pre_norm)
       .def_rw("post_norm", &LayerShape::post_norm)
       .def_rw("residual_scale", &LayerShape::residual_scale)
@@ -195,7 +196,8 @@ void bind_shapes(nb::module_& m) {
       .def_rw("logit_softcap", &ModelShape::logit_softcap)
       .def_rw("head_input", &ModelShape::head_input)
       .def_rw("layers", &ModelShape::layers)
-      .def_rw("rope", &ModelShape::rope);
+      .def_rw("rope", &ModelShape::rope)
+      .def_rw("rope_scale", &ModelShape::rope_scale);
   nb::class_<Limits>(m, "Limits")
       .def(nb::init<>())
       .def_rw("max_step_tokens", &Limits::max_step_tokens)
@@ -215,6 +217,7 @@ void register_model(nb::module_& m) {
            [](Model* self, const ModelShape& shape, const Limits& limits, const std::vector<int>& cpus,
               size_t weight_bytes) {
              require(limits.threads == static_cast<int>(cpus.size()), "one cpu per thread is needed");
+             require(shape.rope.size() == shape.rope_scale.size(), "one scale per rotary embedding is needed");
              new (self) Model(shape, limits, cpus, weight_bytes, kernels());
            })
       .def("add_matrix",
