@@ -39,6 +39,10 @@ _HOME = {
 
 _ABSENT = {
     "PytorchEngineConfig": "this version has no PyTorch engine; TurbomindEngineConfig runs on CPUs",
+    "SpeculativeConfig": "this version has no speculative decoding",
+    "VisionConfig": "models here read text only",
+    "Tokenizer": "lmdeploy.text.tokenizer.load_tokenizer(path) gives one",
+    "client": "use any OpenAI client",
 }
 
 

@@ -200,8 +200,8 @@ class GenerationConfig:
     )
 
     spaces_between_special_tokens: bool = _fixed(
-        True, "", False
-    )  # concerns tokenizers that are not used here
+        True, "tokenizers of another kind than the ones used here add spaces", False
+    )
     output_last_hidden_state: str | None = _fixed(None, "hidden states are not kept")
     response_format: Mapping[str, Any] | None = _fixed(
         None, "this version generates free text only", {"type": "text"}
@@ -235,10 +235,12 @@ class GenerationConfig:
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplateConfig:
-    """A chat template given by its parts, or by the name of one that is built in. All parts are texts."""
+    """A chat template given by its parts, which are texts. The model's own is used when none is given."""
 
-    model_name: str | None = _field(None, "name of a built-in template", kind=str)
-    model_path: str | None = _field(None, "model whose own template is used", kind=str)
+    model_name: str | None = _field(
+        None, "a name for it; no template is built in under a name, so the parts must be given", kind=str
+    )
+    model_path: str | None = _fixed(None, "give that model's template file instead")
     system: str | None = _field(None, "text before the system message", kind=str)
     meta_instruction: str | None = _field(None, "system message when the caller sends none", kind=str)
     eosys: str | None = _field(None, "text after the system message", kind=str)
@@ -249,11 +251,7 @@ class ChatTemplateConfig:
     tool: str | None = _field(None, "text before a tool result", kind=str)
     eotool: str | None = _field(None, "text after a tool result", kind=str)
     separator: str | None = _field(None, "text between turns", kind=str)
-    capability: Literal["completion", "infilling", "chat", "python"] | None = _field(
-        None,
-        "what prompts are: plain text or messages",
-        choices=("completion", "infilling", "chat", "python"),
-    )
+    capability: Literal["chat"] | None = _fixed(None, "do_preprocess=False takes plain texts", "chat")
     stop_words: Sequence[str] | None = _field(None, "texts that end an answer", kind="words")
 
     def __post_init__(self) -> None:

@@ -98,3 +98,15 @@ class EngineDeadError(EngineError):
 
     status = 503
     code = "service_unavailable"
+
+
+def error_kind(error: LMDeployError) -> str:
+    """The name of its class: how an error is told where an object cannot go."""
+    return type(error).__name__
+
+
+def rebuild_error(kind: str, message: str, param: str | None = None) -> LMDeployError:
+    """The error of that class; an unknown name gives an EngineError."""
+    cls = globals().get(kind, EngineError)
+    error: LMDeployError = cls(message, param=param)
+    return error

@@ -64,7 +64,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add("--prompt", metavar="TEXT", help="answer this one prompt, print the timing and leave")
     add("--system", metavar="TEXT", help="system text of the conversation")
-    add("--chat-template", metavar="NAME|FILE", help="chat template in place of the model's own")
+    add("--chat-template", metavar="FILE", help="chat template (Jinja or JSON) in place of the model's own")
     add("--log-level", default="WARNING", metavar="LEVEL", help="what is logged (default: WARNING)")
     add("--backend", default="turbomind", help="the engine; this version has turbomind")
     add("--trust-remote-code", action="store_true", help="no effect: code of a model is never run")
@@ -114,7 +114,7 @@ def _load(args: argparse.Namespace, engine: TurbomindEngineConfig) -> tuple[Pipe
     set_up(args.log_level)
     config = resolve(args.model_path or DEMO_MODEL, engine)
     plan = plan_table(config)
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() or sys.stderr.isatty():
         _note(plan)
         plan = ""
     return load(config, args.chat_template), plan

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -28,11 +29,15 @@ _REMOVED_COMMANDS = {
     ("serve", "gradio"): _CLIENT,
     ("serve", "api_client"): _CLIENT,
     ("serve", "triton_client"): _CLIENT,
+    ("lite", "kv_qparams"): "the key/value cache needs no file",
+    ("lite",): "this version does not quantise; 4-bit and 8-bit GGUF files are loaded as they are",
     ("serve", "proxy"): "this version serves one machine; put any HTTP load balancer in front of several",
 }
 
 _TEMPLATE = "give the chat template as a JSON file with --chat-template"
 _PYTORCH = "it belongs to the PyTorch engine, which this version does not have"
+_SPECULATION = "this version has no speculative decoding; leave it out"
+_EXPERTS = "no supported model has experts; leave it out"
 _REMOVED_FLAGS = {
     "--meta-instruction": _TEMPLATE,
     "--cap": _TEMPLATE,
@@ -40,15 +45,27 @@ _REMOVED_FLAGS = {
     "--quant-path": "the key/value cache needs no file",
     "--qos-config-path": "limit the load with --max-concurrent-requests",
     "--disable-vision-encoder": "use --language-model-only",
-    "--enable-metrics": "leave it out",
     "--adapters": _PYTORCH,
     "--device": "the engine runs on the CPU; leave it out",
     "--eager-mode": _PYTORCH,
     "--logprobs-mode": "log-probabilities are always those of the raw logits; leave it out",
     "--kernel-block-size": "use --cache-block-seq-len",
+    "--prefix-cache-state-budget": _PYTORCH,
+    "--prefix-cache-decode-state-interval": _PYTORCH,
     "--distributed-executor-backend": _PYTORCH,
     "--cudagraph-capture-batch-sizes": _PYTORCH,
-    "--speculative-algorithm": "leave it out",
+    "--role": _PYTORCH,
+    "--migration-backend": _PYTORCH,
+    "--enable-microbatch": _PYTORCH,
+    "--enable-eplb": _EXPERTS,
+    "--enable-return-routed-experts": _EXPERTS,
+    "--dllm-block-length": _PYTORCH,
+    "--dllm-unmasking-strategy": _PYTORCH,
+    "--dllm-denoising-steps": _PYTORCH,
+    "--dllm-confidence-threshold": _PYTORCH,
+    "--speculative-algorithm": _SPECULATION,
+    "--speculative-draft-model": _SPECULATION,
+    "--speculative-num-draft-tokens": _SPECULATION,
 }
 
 
@@ -89,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     _refuse_removed_command(argv)
+    _refuse_removed_flag(argv)
     args, unknown = build_parser().parse_known_args(argv)
     if unknown:
         raise ConfigError(_unknown_text(unknown, argv))
@@ -103,7 +121,7 @@ def _complain(message: str, code: int) -> int:
 
 def _refuse_removed_command(argv: list[str]) -> None:
     words = [w for w in argv[:2] if not w.startswith("-")]
-    for length in (1, 2):
+    for length in (2, 1):
         instead = _REMOVED_COMMANDS.get(tuple(words[:length]))
         if instead:
             raise ConfigError(f"`lmdeploy {' '.join(words[:length])}` does not exist: {instead}")
@@ -114,13 +132,19 @@ def _refuse_removed_command(argv: list[str]) -> None:
         raise ConfigError(f"unknown command `{words[0]}`; commands: {commands}")
 
 
+def _refuse_removed_flag(argv: list[str]) -> None:
+    """Before parsing: what is left of a name may be taken for the beginning of another flag."""
+    for word in itertools.takewhile(lambda word: word != "--", argv):
+        flag = word.partition("=")[0]
+        if flag in _REMOVED_FLAGS:
+            raise ConfigError(f"{flag} does not exist: {_REMOVED_FLAGS[flag]}")
+
+
 def _unknown_text(unknown: list[str], argv: list[str]) -> str:
     flags = [word.split("=")[0] for word in unknown if word.startswith("-")]
     if not flags:
         return f"unexpected argument {unknown[0]!r}; `lmdeploy {argv[0]} --help` shows what there is"
     flag = flags[0]
-    if flag in _REMOVED_FLAGS:
-        return f"{flag} does not exist: {_REMOVED_FLAGS[flag]}"
     close = difflib.get_close_matches(flag, _known_flags(argv), n=1)
     hint = f"did you mean {close[0]}?" if close else f"`lmdeploy {argv[0]} --help` lists the options"
     return f"unknown option {flag}; {hint}"

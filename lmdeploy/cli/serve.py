@@ -75,7 +75,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     )
     add("--max-log-len", type=int, metavar="N", help="characters of a prompt that are logged (default: all)")
     add("--disable-metrics", action="store_true", help="no effect: no metrics are collected")
-    add("--disable-fastapi-docs", action="store_true", help="no /docs and no /openapi.json")
+    add("--disable-fastapi-docs", action="store_true", help="no /openapi.json")
 
 
 def _add_model_flags(group: argparse._ArgumentGroup) -> None:
@@ -87,7 +87,7 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         metavar="NAME",
         help="name of the model for clients, may be repeated; the last part of MODEL always works too",
     )
-    add("--chat-template", metavar="NAME|FILE", help="chat template in place of the model's own")
+    add("--chat-template", metavar="FILE", help="chat template (Jinja or JSON) in place of the model's own")
     add(
         "--generation-config",
         default="auto",
@@ -112,6 +112,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--backend {args.backend}: this version has turbomind only")
     if args.max_concurrent_requests < 1:
         raise ConfigError("--max-concurrent-requests must be at least 1")
+    if args.max_log_len is not None and args.max_log_len < 0:
+        raise ConfigError("--max-log-len must not be negative")
     if args.ssl:
         for variable in (env.SSL_KEYFILE, env.SSL_CERTFILE):
             if not os.path.isfile(variable.text() or ""):

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from lmdeploy.engine.batch import Packer, Row, StepResult
-from lmdeploy.engine.executor import Capabilities, Executor
+from lmdeploy.engine.executor import Executor
+from lmdeploy.engine.limits import check_request
 from lmdeploy.engine.prefix_cache import PrefixCache
 from lmdeploy.engine.request import Request, Sequence, TokenEvent, TokenLogprobs
 from lmdeploy.engine.scheduler import EngineOptions, Scheduler
 from lmdeploy.engine.stats import StepStats, Totals
 from lmdeploy.engine.stopping import finish_reason, update_bias
-from lmdeploy.errors import EngineDeadError, EngineError
+from lmdeploy.errors import EngineDeadError, EngineError, RequestError, error_kind
 
 __all__ = ["Engine", "EngineOptions"]
 
@@ -53,9 +52,12 @@ class Engine:
             raise EngineError(
                 f"request id {name!r} is already in use; choose another or wait until it has ended"
             )
-        refusal = _refusal(request, self._caps)
-        if refusal is not None:
-            self._ended[name] = TokenEvent(name, finish_reason="error", error=refusal)
+        try:
+            check_request(request, self._caps)
+        except RequestError as error:
+            self._ended[name] = TokenEvent(
+                name, finish_reason="error", error=error.message, error_kind=error_kind(error)
+            )
             self._totals.refused += 1
             return
         self._arrivals += 1
@@ -173,30 +175,6 @@ class Engine:
     def _remove(self, seq: Sequence) -> None:
         del self._live[seq.request.request_id]
         self._scheduler.remove(seq)
-
-
-def _refusal(request: Request, caps: Capabilities) -> str | None:
-    """Why the request can never be served, in one line."""
-    count, capacity = len(request.prompt_ids), caps.num_blocks * caps.block_size
-    if count == 0:
-        return "the prompt holds no token; send at least one"
-    if count + 1 > capacity:
-        return (
-            f"the prompt of {count} tokens does not fit the cache of {capacity} tokens together with one new"
-            " token; shorten it or give the cache more memory"
-        )
-    ids = np.asarray(request.prompt_ids)
-    if ids.min() < 0 or ids.max() >= caps.vocab_size:
-        return f"the prompt holds a token id outside the vocabulary of {caps.vocab_size}"
-    sampling = request.sampling
-    banned = request.stop_ids if request.min_new_tokens else ()
-    if any(not 0 <= token < caps.vocab_size for token in (*dict(sampling.logit_bias), *banned)):
-        return f"logit_bias or a banned stop id is outside the vocabulary of {caps.vocab_size}"
-    if not 0 <= sampling.seed < 1 << 64 or not 0 <= sampling.top_k < 1 << 31:
-        return "seed must be an unsigned 64-bit number, top_k one that is not negative and below 2**31"
-    if max(sampling.logprobs or 0, request.prompt_logprobs or 0) > caps.max_logprobs:
-        return f"more than {caps.max_logprobs} log-probabilities for a position cannot be returned"
-    return None
 
 
 def _logprobs(result: StepResult, sample: int, top: int) -> TokenLogprobs:

@@ -77,6 +77,7 @@ class TokenEvent:
     stop_id: int | None = None  # the stop id that ended it, when finish_reason is "stop"
     cached_tokens: int = 0  # prompt tokens taken from the prefix cache
     error: str | None = None  # one line, when finish_reason is "error"
+    error_kind: str = "EngineError"  # the class of that error in lmdeploy.errors; RequestError: the caller's
 
 
 class PenaltyHistory:

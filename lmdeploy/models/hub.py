@@ -6,6 +6,7 @@ Knows the hub client only; what the files mean is `files.py`'s business.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 
@@ -83,15 +84,30 @@ def _download(model: str, revision: str | None, download_dir: str | None) -> Pat
             f"{model}: no such path here and no such model on the hub (or it is private: set HF_TOKEN)."
         ) from None
     except LocalEntryNotFoundError:
+        _check_writable(model, download_dir)
         offline = "HF_HUB_OFFLINE is set" if _offline() else "the hub cannot be reached"
         raise ModelError(
             f"{model}: not in the local cache, and {offline}; give a local directory, or fetch the model"
             " where there is a network and copy it here."
         ) from None
     except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        _check_writable(model, download_dir)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(
             f"{model}: download failed: {reason}; try again or give a local directory."
+        ) from None
+
+
+def _check_writable(model: str, download_dir: str | None) -> None:
+    """Called when a download has failed: a cache that holds the whole model may be read-only."""
+    from huggingface_hub import constants
+
+    folder = Path(download_dir or constants.HF_HUB_CACHE)
+    exists = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not exists.is_dir() or not os.access(exists, os.W_OK):
+        raise ModelError(
+            f"{model}: not in the local cache, and the download folder {folder} cannot be written; choose"
+            " another with --download-dir (download_dir) or HF_HOME, or give a local directory."
         ) from None
 
 

@@ -1,12 +1,13 @@
-"""The model in plain torch, float32, straight from the spec: the oracle that executors are compared with.
+"""The mathematics of a spec in plain torch, once: `Decoder`; and the oracle that executors are compared with.
 
-Readable before fast: no cache blocks, no fusion, one sequence at a time, attention over the whole sequence or
+The torch executor computes with `Decoder` too and brings its own attention over cache blocks. `Reference` is
+readable before fast: float32, no cache blocks, one sequence at a time, attention over the whole sequence or
 over the keys and values of an earlier call. The only module of `models` that imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -20,99 +21,79 @@ from lmdeploy.models.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, R
 from lmdeploy.quant.tensors import GroupedTensor
 
 Past = list[tuple[torch.Tensor, torch.Tensor]]  # per layer: keys, values [kv_heads, tokens, head_dim]
-Weights = Callable[[str], torch.Tensor]
+# (layer, its attention, q [tokens, heads, head_dim], k, v [tokens, kv_heads, head_dim]), all float32 and
+# rotated, to the mixed values [tokens, heads * head_dim]
+Attend = Callable[[int, AttentionSpec, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
 }
+_PIECE = 8192  # values; a multiple of every vector, and less than torch spreads over threads
 
 
-class Reference:
-    """Holds all weights as float32 tensors."""
+class Decoder:
+    """A model's arithmetic over given weights, by canonical name: matrices of any float type, float32 vectors.
 
-    def __init__(self, checkpoint: Checkpoint, spec: ModelSpec | None = None) -> None:
-        """spec: in place of the checkpoint's, for a length (`ModelSpec.for_length`). ModelError when a layer
-        cannot be computed."""
-        self.spec: ModelSpec = spec or checkpoint.spec
-        for kind in {layer.ffn.kind for layer in self.spec.layers} - {"gated"}:
+    Activations are float32; matrices multiply in their own type. For rows of one fixed number a row's result
+    on the CPU is the same bits whatever the other rows are (`each_value` and row-wise reductions see to it).
+    """
+
+    def __init__(self, spec: ModelSpec, weights: Mapping[str, torch.Tensor]) -> None:
+        """ModelError when a layer is of a kind that is not computed here."""
+        for kind in {layer.ffn.kind for layer in spec.layers} - {"gated"}:
             raise ModelError(f"a feed-forward block of kind {kind!r} is not supported (supported: gated)")
-        self._weights = {name: _float32(checkpoint, name) for name in checkpoint.names()}
+        self.spec, self._weights = spec, weights
 
-    def logits(self, ids: npt.ArrayLike, past: Past | None = None) -> npt.NDArray[np.float32]:
-        """Logits float32 [len(ids), vocab] of the tokens `ids` that follow those in `past`.
-
-        past: a list to keep between calls (start with []); it is extended in place. None: a whole sequence.
-        """
-        with torch.no_grad():
-            logits = self._forward(torch.as_tensor(np.asarray(ids, np.int64)), [] if past is None else past)
-        return np.asarray(logits.numpy(), np.float32)
-
-    def _forward(self, tokens: torch.Tensor, past: Past) -> torch.Tensor:
-        start = past[0][0].shape[1] if past else 0
-        positions = torch.arange(start, start + len(tokens))
-        x = self._weights["embed.weight"][tokens] * self.spec.embedding_scale
+    def hidden(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """float32 [tokens, hidden] after the last norm, for ids and positions int64 [tokens]."""
+        x = self._weights["embed.weight"][tokens].float() * self.spec.embedding_scale
         for i, layer in enumerate(self.spec.layers):
-            if i == len(past):
-                empty = torch.zeros(layer.attention.num_kv_heads, 0, layer.attention.head_dim)
-                past.append((empty, empty))
-            x, past[i] = self._layer(i, layer, x, positions, past[i])
-        x = self._norm("norm", x)
-        head = "embed.weight" if self.spec.tie_embeddings else "lm_head.weight"
-        return _softcap(x @ self._weights[head].T * self.spec.logit_scale, self.spec.logit_softcap)
+            x = self._layer(i, layer, x, positions, attend)
+        return self._norm("norm", x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [rows, vocab] of rows that `hidden` returned."""
+        head = "embed" if self.spec.tie_embeddings else "lm_head"
+        return _softcap(self._linear(head, hidden) * self.spec.logit_scale, self.spec.logit_softcap)
 
     def _layer(
-        self,
-        i: int,
-        layer: LayerSpec,
-        x: torch.Tensor,
-        positions: torch.Tensor,
-        past: tuple[torch.Tensor, torch.Tensor],
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        self, i: int, layer: LayerSpec, x: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
         name = f"layers.{i}"
         h = self._norm(f"{name}.attn_norm", x) if layer.pre_norm else x
-        h, past = self._attention(f"{name}.attn", layer.attention, h, positions, past)
+        h = self._attention(i, layer.attention, h, positions, attend)
         h = self._norm(f"{name}.attn_post_norm", h) if layer.post_norm else h
         x = x + h * layer.residual_scale
         h = self._norm(f"{name}.ffn_norm", x) if layer.pre_norm else x
         h = self._ffn(f"{name}.ffn", layer.ffn, h)
         h = self._norm(f"{name}.ffn_post_norm", h) if layer.post_norm else h
-        return x + h * layer.residual_scale, past
+        return x + h * layer.residual_scale
 
     def _attention(
-        self,
-        name: str,
-        a: AttentionSpec,
-        x: torch.Tensor,
-        positions: torch.Tensor,
-        past: tuple[torch.Tensor, torch.Tensor],
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        n = len(x)
+        self, i: int, a: AttentionSpec, x: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        name = f"layers.{i}.attn"
         q, k, v = (self._linear(f"{name}.{part}_proj", x) for part in "qkv")
         if a.qk_norm_across_heads:
             q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
-        q = q.view(n, a.num_heads, a.head_dim).transpose(0, 1)
-        k, v = (y.view(n, a.num_kv_heads, a.head_dim).transpose(0, 1) for y in (k, v))
+        q = q.view(len(x), a.num_heads, a.head_dim)
+        k, v = (y.view(len(x), a.num_kv_heads, a.head_dim) for y in (k, v))
         if a.qk_norm and not a.qk_norm_across_heads:
             q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
         if a.rope is not None:
             q, k = rotate(q, positions, a.rope), rotate(k, positions, a.rope)
-        keys, values = torch.cat([past[0], k], 1), torch.cat([past[1], v], 1)
-        group = a.num_heads // a.num_kv_heads
-        scores = q @ keys.repeat_interleave(group, 0).transpose(1, 2) * a.scale
-        scores = _softcap(scores, a.softcap).masked_fill(
-            ~_visible(positions, keys.shape[1], a.window), -torch.inf
-        )
-        mixed = torch.softmax(scores, -1) @ values.repeat_interleave(group, 0)
-        return self._linear(f"{name}.o_proj", mixed.transpose(0, 1).reshape(n, -1)), (keys, values)
+        return self._linear(f"{name}.o_proj", attend(i, a, q, k, v))
 
     def _ffn(self, name: str, ffn: FfnSpec, x: torch.Tensor) -> torch.Tensor:
-        gate = _ACTIVATIONS[ffn.activation](self._linear(f"{name}.gate_proj", x))
+        gate = each_value(_ACTIVATIONS[ffn.activation], self._linear(f"{name}.gate_proj", x))
         return self._linear(f"{name}.down_proj", gate * self._linear(f"{name}.up_proj", x))
 
     def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
+        weight, bias = self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias")
+        y = functional.linear(x.to(weight.dtype), weight).float()
+        return y if bias is None else y + bias
 
     def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
         spec = self.spec.norm
@@ -120,23 +101,89 @@ class Reference:
         return scaled * (self._weights[f"{name}.weight"] + spec.offset)
 
 
+class Reference:
+    """Holds all weights as float32 tensors."""
+
+    def __init__(self, checkpoint: Checkpoint, spec: ModelSpec | None = None) -> None:
+        """spec: in place of the checkpoint's, when it is meant for a length (`ModelSpec.for_length`)."""
+        self.spec: ModelSpec = spec or checkpoint.spec
+        self._decoder = Decoder(self.spec, {n: _float32(checkpoint, n) for n in checkpoint.names()})
+
+    def logits(self, ids: npt.ArrayLike, past: Past | None = None) -> npt.NDArray[np.float32]:
+        """Logits float32 [len(ids), vocab] of the tokens `ids` that follow those in `past`.
+
+        past: a list to keep between calls (start with []); it is extended in place. None: a whole sequence.
+        """
+        tokens = torch.as_tensor(np.asarray(ids, np.int64))
+        past = [] if past is None else past
+        start = past[0][0].shape[1] if past else 0
+        positions = torch.arange(start, start + len(tokens))
+
+        def attend(
+            i: int, a: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        ) -> torch.Tensor:
+            keys, values = k.transpose(0, 1), v.transpose(0, 1)
+            if i < len(past):
+                keys, values = torch.cat([past[i][0], keys], 1), torch.cat([past[i][1], values], 1)
+            past[i : i + 1] = [(keys, values)]
+            return _attend(a, q, keys, values, positions)
+
+        with torch.no_grad():
+            logits = self._decoder.logits(self._decoder.hidden(tokens, positions, attend))
+        return np.asarray(logits.numpy(), np.float32)
+
+
+def _attend(
+    a: AttentionSpec, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """q [tokens, heads, head_dim] over keys and values [kv_heads, all tokens, head_dim]."""
+    group = a.num_heads // a.num_kv_heads
+    scores = masked_scores(
+        q.transpose(0, 1),
+        keys.repeat_interleave(group, 0),
+        a,
+        visible(positions, torch.arange(keys.shape[1]), a.window),
+    )
+    mixed = torch.softmax(scores, -1) @ values.repeat_interleave(group, 0)
+    return mixed.transpose(0, 1).reshape(len(q), -1)
+
+
+def masked_scores(q: torch.Tensor, keys: torch.Tensor, a: AttentionSpec, seen: torch.Tensor) -> torch.Tensor:
+    """Scores [heads, tokens, keys] before the softmax; -inf where `seen` [tokens, keys] is False."""
+    scores = _softcap(q @ keys.transpose(1, 2) * a.scale, a.softcap)
+    return scores.masked_fill(~seen, -torch.inf)
+
+
+def visible(positions: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
+    """bool [tokens, keys]: which key positions each token attends to."""
+    distance = positions[:, None] - keys[None]
+    return (distance >= 0) & (distance < window) if window is not None else distance >= 0
+
+
 def rotate(x: torch.Tensor, positions: torch.Tensor, rope: RopeSpec) -> torch.Tensor:
-    """x [heads, tokens, head_dim]: pairs (d, d + rotary_dim / 2) turned by position x frequency."""
-    angles = positions[:, None].double() * torch.from_numpy(inverse_frequencies(rope))
-    cos, sin = ((rope.attention_factor * y).float() for y in (angles.cos(), angles.sin()))
+    """x [tokens, heads, head_dim]: pairs (d, d + rotary_dim / 2) turned by position x frequency."""
+    angles = positions[:, None].double() * torch.from_numpy(inverse_frequencies(rope)).to(positions.device)
+    scaled = (each_value(f, angles) * rope.attention_factor for f in (torch.cos, torch.sin))
+    cos, sin = (values.float()[:, None] for values in scaled)
     half = rope.rotary_dim // 2
     first, second, rest = x[..., :half], x[..., half : rope.rotary_dim], x[..., rope.rotary_dim :]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
 
 
-def _visible(positions: torch.Tensor, keys: int, window: int | None) -> torch.Tensor:
-    """bool [tokens, keys]: which keys each token attends to."""
-    distance = positions[:, None] - torch.arange(keys)[None]
-    return (distance >= 0) & (distance < window) if window is not None else distance >= 0
+def each_value(f: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """f of every value, the same bits wherever the value stands.
+
+    On the CPU torch computes what remains after the last full vector by another formula, so full pieces are
+    handed to it.
+    """
+    if x.device.type != "cpu":
+        return f(x)
+    flat = functional.pad(x.reshape(-1), (0, -x.numel() % _PIECE))
+    return torch.cat([f(piece) for piece in flat.split(_PIECE)])[: x.numel()].view(x.shape)
 
 
 def _softcap(x: torch.Tensor, cap: float | None) -> torch.Tensor:
-    return x if cap is None else torch.tanh(x / cap) * cap
+    return x if cap is None else each_value(torch.tanh, x / cap) * cap
 
 
 def _float32(checkpoint: Checkpoint, name: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmdeploy.engine.request import Request, TokenEvent, TokenLogprobs
-from lmdeploy.errors import EngineError, UserError
+from lmdeploy.errors import UserError, rebuild_error
 from lmdeploy.messages import Response
 from lmdeploy.runtime.generate import Choice, Delta
 from lmdeploy.runtime.local import LocalClient
@@ -47,7 +47,8 @@ class Answer:
         delta = self.choice.feed(event)
         response = self._response(delta)
         if event.finish_reason == "error":
-            response.error_code, response.error_message = EngineError.code, event.error
+            error = rebuild_error(event.error_kind, event.error or "")
+            response.error_code, response.error_message = error.code or error.type, error.message
         return response
 
     def _response(self, delta: Delta) -> Response:

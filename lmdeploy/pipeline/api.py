@@ -16,7 +16,7 @@ from lmdeploy.config import GenerationConfig
 from lmdeploy.engine.loop import Engine
 from lmdeploy.engine.request import Request, TokenLogprobs
 from lmdeploy.engine.stats import StepStats
-from lmdeploy.errors import EngineError, RequestError, UserError
+from lmdeploy.errors import RequestError, UserError, rebuild_error
 from lmdeploy.messages import Response
 from lmdeploy.pipeline.answers import Answer, follow
 from lmdeploy.pipeline.progress import Progress
@@ -174,7 +174,7 @@ class Pipeline:
             while running:
                 for event in self._client.events(running):
                     if event.error is not None:
-                        raise EngineError(event.error)
+                        raise rebuild_error(event.error_kind, event.error)
                     if event.prompt_logprobs:
                         scores[event.request_id] = event.prompt_logprobs
                     if event.finish_reason is not None:

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lmdeploy.engine.request import Request, TokenEvent
-from lmdeploy.errors import EngineDeadError, LMDeployError
+from lmdeploy.errors import EngineDeadError, LMDeployError, rebuild_error
 from lmdeploy.runtime.messages import (
     Abort,
     Add,
@@ -37,7 +37,6 @@ from lmdeploy.runtime.messages import (
     Stats,
     Step,
     pack,
-    rebuild_error,
     report_decoder,
 )
 

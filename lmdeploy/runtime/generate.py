@@ -40,14 +40,12 @@ class Frontend:
         session_len: int,
         vocab_size: int,
         sampling_defaults: Mapping[str, float] | None = None,
-        max_logprobs: int = 20,
     ) -> None:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.session_len = session_len
         self.vocab_size = vocab_size
         self.sampling_defaults = dict(sampling_defaults or {})
-        self.max_logprobs = max_logprobs
         self._words: dict[bytes, list[int]] | None = None
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
@@ -84,7 +82,6 @@ class Frontend:
                 config,
                 self.sampling_defaults,
                 vocab_size=self.vocab_size,
-                max_logprobs=self.max_logprobs,
                 banned=self._banned(config),
                 choice=choice,
             ),

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-import lmdeploy.errors as errors
 from lmdeploy.engine.request import Request, TokenEvent
 
 _LENGTH = struct.Struct("<I")
@@ -101,17 +100,6 @@ class Stats(Message):
 
 Command = Recipe | Add | Abort | GetStats | Drain | Close
 Report = Ready | Failed | Step | Rejected | Stats
-
-
-def error_kind(error: errors.LMDeployError) -> str:
-    return type(error).__name__
-
-
-def rebuild_error(kind: str, message: str, param: str | None = None) -> errors.LMDeployError:
-    """The error that the other process raised, as an object of the same class."""
-    cls = getattr(errors, kind, errors.EngineError)
-    error: errors.LMDeployError = cls(message, param=param)
-    return error
 
 
 def _encode_array(value: object) -> object:

@@ -190,14 +190,3 @@ def plan_table(config: RuntimeConfig) -> str:
             *config.notes,
         ]
     )
-
-
-def plan_dict(config: RuntimeConfig) -> dict[str, object]:
-    """The same account as plain values; sizes in bytes, lengths in tokens."""
-    values: dict[str, object] = dataclasses.asdict(config)
-    parts: dict[str, object] = {}
-    for name in ("plan", "limits"):
-        part = values.pop(name)
-        assert isinstance(part, dict)
-        parts |= part
-    return {**values, **parts, "total": config.plan.total, "notes": list(config.notes)}

@@ -41,7 +41,6 @@ def resolve_sampling(
     defaults: Mapping[str, float],
     *,
     vocab_size: int,
-    max_logprobs: int,
     banned: Iterable[int] = (),
     choice: int = 0,
 ) -> SamplingParams:
@@ -53,8 +52,10 @@ def resolve_sampling(
     values = {name: _value(config, defaults, name) for name in _LAST_RESORT}
     if not config.samples or values["temperature"] < GREEDY_BELOW or values["top_p"] < GREEDY_BELOW:
         values |= _GREEDY
-    if config.logprobs is not None and config.logprobs > max_logprobs:
-        raise RequestError(f"logprobs={config.logprobs}: must be at most {max_logprobs}", param="logprobs")
+    if config.logprobs is not None and config.logprobs > vocab_size:
+        raise RequestError(
+            f"logprobs={config.logprobs}: the vocabulary has {vocab_size} tokens", param="logprobs"
+        )
     return SamplingParams(
         temperature=values["temperature"],
         top_k=max(0, int(values["top_k"])),
@@ -130,7 +131,7 @@ def model_defaults(model_path: Path, source: str = "auto") -> dict[str, float]:
         GenerationConfig(**fields)
     except RequestError as error:
         raise ConfigError(
-            f"{file}: {error.message}; mend the file or use --generation-config lmdeploy"
+            f"{file}: {error.message}; mend the file (a server ignores it with --generation-config lmdeploy)"
         ) from None
     return fields
 

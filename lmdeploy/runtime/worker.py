@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from lmdeploy.errors import EngineDeadError, LMDeployError
+from lmdeploy.errors import EngineDeadError, LMDeployError, error_kind
 from lmdeploy.runtime.messages import (
     Abort,
     Add,
@@ -36,7 +36,6 @@ from lmdeploy.runtime.messages import (
     Stats,
     Step,
     command_decoder,
-    error_kind,
     pack,
 )
 

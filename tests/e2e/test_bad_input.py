@@ -124,6 +124,19 @@ def test_zero_length_prompt() -> None:
     assert_one_line(lmdeploy("chat", str(demo_gguf()), "--prompt", ""), "empty")
 
 
+def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folder = str(tmp_path / "file" / "cache")
+    assert_one_line(lmdeploy("chat", "owner/name", "--download-dir", folder, "--prompt", "hi"), folder)
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "bitsandbytes"])
+def test_quantised_weights_are_never_taken_for_plain_ones(method: str, tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    rewrite_config(folder, quantization_config={"quant_method": method, "bits": 4, "group_size": 128})
+    assert_one_line(lmdeploy("chat", str(folder), "--prompt", "hi"), method, "hf, gguf")
+
+
 def test_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = str(busy.getsockname()[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -12,7 +13,7 @@ from lmdeploy.engine.batch import Batch
 from lmdeploy.engine.fake import FakeExecutor
 from lmdeploy.engine.loop import Engine, EngineOptions
 from lmdeploy.engine.request import TokenEvent
-from lmdeploy.errors import EngineDeadError, EngineError
+from lmdeploy.errors import EngineDeadError, EngineError, RequestError, rebuild_error
 
 
 def test_an_idle_engine_has_no_work_and_computes_nothing() -> None:
@@ -110,6 +111,15 @@ def test_results_belong_to_their_requests_and_errors_stay_local() -> None:
         ({"prompt": [1], "top_k": -1}, "top_k"),
         ({"prompt": [1], "logprobs": 21}, "more than 20"),
         ({"prompt": [1], "prompt_logprobs": 21}, "more than 20"),
+        ({"prompt": range(1100)}, "does not fit the cache"),
+        ({"prompt": [1], "temperature": -0.1}, "temperature"),
+        ({"prompt": [1], "temperature": math.inf}, "temperature"),
+        ({"prompt": [1], "top_p": 0.0}, "top_p"),
+        ({"prompt": [1], "min_p": math.nan}, "min_p"),
+        ({"prompt": [1], "repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"prompt": [1], "presence_penalty": math.nan}, "presence_penalty"),
+        ({"prompt": [1], "frequency_penalty": math.inf}, "frequency_penalty"),
+        ({"prompt": [1], "logit_bias": ((1, math.nan),)}, "logit_bias"),
     ],
 )
 def test_what_no_executor_can_serve_is_refused_with_the_reason(
@@ -120,6 +130,7 @@ def test_what_no_executor_can_serve_is_refused_with_the_reason(
     assert event.error is not None
     assert reason in event.error
     assert "\n" not in event.error
+    assert isinstance(rebuild_error(event.error_kind, event.error), RequestError)
 
 
 def test_non_finite_logits_end_only_the_request_concerned() -> None:
@@ -127,6 +138,7 @@ def test_non_finite_logits_end_only_the_request_concerned() -> None:
     events = run(*requests, poison_id=66)
     assert [e.finish_reason for e in events["bad"]] == ["error"]
     assert "NaN" in str(events["bad"][0].error)
+    assert events["bad"][0].error_kind == "EngineError"
     assert tokens(events["good"]) == tokens(run(requests[1])["good"])
 
 

@@ -121,11 +121,13 @@ class TestErrors:
         responses = many(pipe(["x" * 100, "a"], GenerationConfig(max_new_tokens=3)))
         assert [r.finish_reason for r in responses] == ["error", "length"]
         assert "cache" in (responses[0].error_message or "")
+        assert responses[0].error_code == "context_length_exceeded"
 
     def test_non_finite_logits_end_only_their_request(self) -> None:
         responses = many(make(b"", poison_id=ord("!"))(["a", "b!", "c"], GenerationConfig(max_new_tokens=4)))
         assert [r.finish_reason for r in responses] == ["length", "error", "length"]
         assert responses[1].error_message
+        assert responses[1].error_code == "internal_error"
 
     @pytest.mark.parametrize(
         ("call", "words"),

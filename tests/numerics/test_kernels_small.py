@@ -32,6 +32,15 @@ def test_rms_norm(name, n, offset):
 
 
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("value", [3e19, np.inf, np.nan])
+def test_rms_norm_hides_no_overflow(name, value):
+    """A sum of squares beyond float32 is no number; dividing by infinity would give zeros."""
+    x = vector(100)
+    x[37] = value
+    assert np.isnan(cases.table(name).rms_norm(x, vector(100, 1), 0.0, 1e-5)).all()
+
+
+@pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize(("dim", "rotary"), [(64, 64), (128, 128), (80, 32), (96, 40), (256, 256), (64, 6)])
 def test_rope(name, dim, rotary):
     head, angle = vector(dim), vector(rotary // 2, 2, 10)

@@ -405,6 +405,16 @@ async def test_failure_before_the_first_token_is_a_plain_answer() -> None:
         assert (await server.complete()).status_code == 200
 
 
+async def test_prompt_beyond_the_cache_is_the_callers_fault() -> None:
+    """K29: the session allows it, the cache cannot hold it; who waits behind is answered."""
+    async with api("ab$", num_blocks=4) as server:
+        for fields in ({"stream": True}, {}):
+            response = await server.complete("x" * 100, **fields)
+            assert response.status_code == 400
+            assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert (await server.complete("x")).status_code == 200
+
+
 async def test_failure_in_mid_stream_is_an_event() -> None:
     async with api("ab" + chr(CRASH) + "cd$", crashes=True) as server:
         seen = read_chat((await server.chat(stream=True)).text)

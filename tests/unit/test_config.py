@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import lmdeploy
 from lmdeploy import ChatTemplateConfig, GenerationConfig, TurbomindEngineConfig
 from lmdeploy.config import is_fixed
 from lmdeploy.errors import ConfigError, RequestError
@@ -200,7 +201,8 @@ def test_chat_template_goes_through_json(tmp_path: Path) -> None:
         ('{"user": ', "is not JSON"),
         ('{"usr": "x"}', "unknown fields: usr"),
         ('{"user": 3}', "user=3"),
-        ('{"capability": "poetry"}', "one of completion"),
+        ('{"capability": "completion"}', "do_preprocess=False"),
+        ('{"model_path": "other"}', "template file"),
         ("no-such-file.json", "cannot be read"),
     ],
 )
@@ -214,3 +216,12 @@ def test_chat_template_file_that_holds_a_list(tmp_path: Path) -> None:
     path.write_text("[1]")
     with pytest.raises(ConfigError, match="must be a JSON object"):
         ChatTemplateConfig.from_json(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["PytorchEngineConfig", "SpeculativeConfig", "VisionConfig", "Tokenizer", "client"]
+)
+def test_names_of_other_versions_say_what_stands_in_their_place(name: str) -> None:
+    with pytest.raises(ImportError, match=f"{name} is not available: "):
+        getattr(lmdeploy, name)
+    assert name not in dir(lmdeploy)

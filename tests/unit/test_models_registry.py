@@ -204,6 +204,23 @@ def test_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         resolve_model_path("owner/name", download_dir=str(tmp_path))
 
 
+@pytest.mark.parametrize("offline", [True, False])
+def test_cache_that_cannot_be_written(offline: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    if not offline:
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    folder = tmp_path / "file" / "cache"
+    folder.parent.write_text("no folder can be made below a file, whoever runs this")
+    with pytest.raises(ModelError, match=f"download folder {folder} cannot be written; choose another"):
+        resolve_model_path("owner/name", download_dir=str(folder))
+
+
 def test_a_model_argument_is_a_path_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner" / "name").mkdir(parents=True)

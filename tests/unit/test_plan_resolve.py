@@ -20,7 +20,7 @@ from lmdeploy.errors import CapacityError, ConfigError, ModelError
 from lmdeploy.models.registry import load_spec
 from lmdeploy.models.spec import RopeSpec
 from lmdeploy.runtime.machine import HugePages, Machine
-from lmdeploy.runtime.resolve import RuntimeConfig, longest_allowed, plan_dict, plan_table, resolve
+from lmdeploy.runtime.resolve import RuntimeConfig, longest_allowed, plan_table, resolve
 
 MIB, GIB = 2**20, 2**30
 MODEL_LEN = 256  # of the tiny model
@@ -172,11 +172,10 @@ def test_wrong_paths_and_formats(model: str, tmp_path: Path) -> None:
         resolved(str(tmp_path))
 
 
-def test_the_account_in_words_and_values(model: str) -> None:
+def test_the_account_in_words(model: str) -> None:
     config = resolved(model)
-    values, text = plan_dict(config), plan_table(config)
-    parts = ("weights", "kv_pool", "workspace", "process")
-    assert values["total"] == sum(int(str(values[name])) for name in parts)
+    plan, text = config.plan, plan_table(config)
+    assert plan.total == plan.weights + plan.kv_pool + plan.workspace + plan.process
     assert f"32 sequences of {MODEL_LEN} tokens, limited by max_batch_size" in text
     assert "KV cache" in text
     assert len(text.splitlines()) < 12

@@ -16,9 +16,7 @@ from lmdeploy.runtime.sampling import model_defaults, resolve_sampling, stream_s
 
 
 def resolve(defaults: dict[str, float] | None = None, choice: int = 0, **fields: Any) -> SamplingParams:
-    return resolve_sampling(
-        GenerationConfig(**fields), defaults or {}, vocab_size=1000, max_logprobs=20, choice=choice
-    )
+    return resolve_sampling(GenerationConfig(**fields), defaults or {}, vocab_size=1000, choice=choice)
 
 
 def chosen(params: SamplingParams) -> tuple[float, int, float, float]:
@@ -139,7 +137,7 @@ class TestLogitBias:
 
 def test_logprobs_limit() -> None:
     assert resolve(logprobs=0).logprobs == 0
-    assert resolve(logprobs=20).logprobs == 20
-    with pytest.raises(RequestError, match="at most 20") as caught:
-        resolve(logprobs=21)
+    assert resolve(logprobs=1000).logprobs == 1000
+    with pytest.raises(RequestError, match="has 1000 tokens") as caught:
+        resolve(logprobs=1001)
     assert caught.value.param == "logprobs"

@@ -47,13 +47,13 @@ def build_app(served: Served) -> ASGIApp:
 
 
 def _routes(served: Served) -> FastAPI:
-    docs = served.options.docs
     app = FastAPI(
         title="LMDeploy",
         version=__version__,
-        docs_url="/docs" if docs else None,
-        openapi_url="/openapi.json" if docs else None,
+        # The framework's own explorers load their scripts from other hosts; the document itself needs none.
+        docs_url=None,
         redoc_url=None,
+        openapi_url="/openapi.json" if served.options.docs else None,
         redirect_slashes=False,
     )
     app.add_exception_handler(LMDeployError, errors.on_known_error)

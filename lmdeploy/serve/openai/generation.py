@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from lmdeploy.engine.request import Request, TokenEvent, TokenLogprobs
-from lmdeploy.errors import EngineError
+from lmdeploy.errors import rebuild_error
 from lmdeploy.runtime.client import ProcessClient, Stream
 from lmdeploy.runtime.generate import Choice, Delta
 
@@ -136,7 +136,7 @@ def _piece(stream: Stream, answer: Answer, event: TokenEvent) -> Piece | None:
 def _raise_failure(events: Sequence[TokenEvent]) -> None:
     for event in events:
         if event.finish_reason in ("error", "abort"):
-            raise EngineError(event.error or "the engine ended this request")
+            raise rebuild_error(event.error_kind, event.error or "the engine ended this request")
 
 
 _numbers = itertools.count()

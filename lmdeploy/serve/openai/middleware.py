@@ -18,7 +18,7 @@ from lmdeploy.serve.openai.errors import error_response
 from lmdeploy.serve.openai.served import Served
 
 HEALTH_PATHS = ("/health", "/ping", "/v1/health")
-OPEN_PATHS = frozenset((*HEALTH_PATHS, "/docs", "/openapi.json"))
+OPEN_PATHS = frozenset((*HEALTH_PATHS, "/openapi.json"))
 _MAX_ID = 128
 
 

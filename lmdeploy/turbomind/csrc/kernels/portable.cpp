@@ -189,7 +189,7 @@ void gather_row(const Matrix& w, int row, float* out) {
 void rms_norm(const float* x, const float* weight, float offset, float eps, int n, float* y) {
   float squares = 0;
   for (int i = 0; i < n; ++i) squares += x[i] * x[i];
-  const float factor = 1.0f / sqrtf(squares / float(n) + eps);
+  const float factor = std::isfinite(squares) ? 1.0f / sqrtf(squares / float(n) + eps) : NAN;
   for (int i = 0; i < n; ++i) y[i] = x[i] * factor * (offset + weight[i]);
 }
 

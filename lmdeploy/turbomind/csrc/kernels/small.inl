@@ -42,7 +42,8 @@ static void rms_norm(const float* x, const float* weight, float offset, float ep
     s0 = fma(a, a, s0);
   }
   const float squares = reduce_add(add(add(s0, s1), add(s2, s3)));
-  const Vec factor = splat(1.0f / __builtin_sqrtf(squares / static_cast<float>(n) + eps)), shift = splat(offset);
+  const float root = 1.0f / __builtin_sqrtf(squares / static_cast<float>(n) + eps);
+  const Vec factor = splat(squares <= __FLT_MAX__ ? root : __builtin_nanf("")), shift = splat(offset);
   map2(x, weight, n, y, [=](Vec a, Vec w) { return mul(mul(a, factor), add(shift, w)); });
 }
 

@@ -101,6 +101,7 @@ struct KernelTable {
   // Row `row` of a packed matrix (an embedding) as float [k].
   void (*gather_row)(const Matrix& w, int row, float* out);
 
+  // Values whose sum of squares overflows give NaN: dividing by infinity would hide them as zeros.
   void (*rms_norm)(const float* x, const float* weight, float offset, float eps, int n, float* y);
   // Rotates pairs (d, d + rotary_dim / 2) of one head in place; cos, sin are [rotary_dim / 2].
   void (*rope)(float* head, const float* cos, const float* sin, int rotary_dim);
