@@ -141,7 +141,9 @@ class Fields:
         if values is None:
             return None
         if not isinstance(values, list) or len(values) != count:
-            raise self.fail(key, f"is {shown(values)}; a list with one entry for each of {count} layers is expected")
+            raise self.fail(
+                key, f"is {shown(values)}; a list with one entry for each of {count} layers is expected"
+            )
         for value in values:
             if value not in allowed:
                 known = ", ".join(map(str, allowed))

@@ -171,7 +171,8 @@ def inverse_frequencies(rope: RopeSpec) -> npt.NDArray[np.float64]:
         return frequencies * kept + frequencies / rope.factor * (1 - kept)
     if rope.kind == "longrope":
         beyond = rope.length > rope.original_max_position
-        return frequencies / np.asarray(rope.long_factors if beyond else rope.short_factors)
+        factors = np.asarray(rope.long_factors if beyond else rope.short_factors, np.float64)
+        return np.asarray(frequencies / factors)
     return frequencies / llama3_divisors(rope) if rope.kind == "llama3" else frequencies
 
 

@@ -16,7 +16,8 @@ def build_engine(config: RuntimeConfig) -> Engine:
     native = NativeConfig(config.limits, config.plan.num_blocks)
     checkpoint = open_checkpoint(config.model_path, config.model_format)
     try:
-        executor = TurbomindExecutor(native, checkpoint.spec, checkpoint)
+        spec = checkpoint.spec.for_length(config.session_len)
+        executor = TurbomindExecutor(native, spec, checkpoint)
     except MemoryError:
         raise CapacityError(
             f"the system did not give the planned {size(config.plan.total)}: other programs took memory "

@@ -163,6 +163,11 @@ def _notes(
         )
     elif config.session_len is None:
         notes.append(f"session_len is {plan.session_len}, the model's own")
+    ropes = {layer.attention.rope for layer in spec.layers}
+    for kind in sorted({rope.kind for rope in ropes if rope and rope.depends_on_length}):
+        notes.append(
+            f"{kind} positions are those of sequences of {plan.session_len} tokens, for every request"
+        )
     if num_threads > machine.logical_cpus:
         notes.append(f"{num_threads} threads share {machine.logical_cpus} CPUs: fewer would be faster")
     return tuple(notes)

@@ -254,7 +254,8 @@ def _check_supported(layer: LayerSpec) -> None:
     attention, ffn = layer.attention, layer.ffn
     if ffn.kind != "gated":
         raise ModelError(
-            f"a feed-forward block of kind {ffn.kind!r} is not supported by the native engine (supported: gated)"
+            f"a feed-forward block of kind {ffn.kind!r} is not supported by the native engine"
+            " (supported: gated)"
         )
     if attention.head_dim % TILE or attention.head_dim > MAX_HEAD_DIM:
         raise ModelError(

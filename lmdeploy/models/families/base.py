@@ -110,7 +110,9 @@ def gguf_sizes(fields: Fields, file: GGUFFile) -> Sizes:
     head_dim = _head_dim(fields, "attention.key_length", hidden, heads)
     if fields.integer("attention.value_length", head_dim) != head_dim:
         given = fields.get("attention.value_length")
-        raise fields.fail("attention.value_length", f"is {given}; only that of keys, {head_dim}, is supported")
+        raise fields.fail(
+            "attention.value_length", f"is {given}; only that of keys, {head_dim}, is supported"
+        )
     return Sizes(
         hidden=hidden,
         vocab=fields.integer("vocab_size", _embedding_rows(file)),
@@ -194,7 +196,9 @@ def gguf_rope(fields: Fields, file: GGUFFile, head_dim: int) -> RopeSpec:
     if kind == "yarn":
         return _gguf_yarn(fields, theta, dim)
     if kind not in ("none", "longrope"):
-        raise fields.fail("rope.scaling.type", f"is {shown(kind)}, which is not supported (supported: {_GGUF_ROPE})")
+        raise fields.fail(
+            "rope.scaling.type", f"is {shown(kind)}, which is not supported (supported: {_GGUF_ROPE})"
+        )
     if kind == "none" and "rope_freqs.weight" in file.tensors:
         return _gguf_llama3(file, theta, dim)
     return RopeSpec(theta, dim)
@@ -205,7 +209,9 @@ _GGUF_ROPE = "none, linear, yarn, longrope"
 
 def _gguf_yarn(fields: Fields, theta: float, dim: int) -> RopeSpec:
     factor = fields.number("rope.scaling.factor")
-    given = fields.number("rope.scaling.yarn_attn_factor", 1.0) * fields.number("rope.scaling.attn_factor", 1.0)
+    given = fields.number("rope.scaling.yarn_attn_factor", 1.0) * fields.number(
+        "rope.scaling.attn_factor", 1.0
+    )
     return RopeSpec(
         theta,
         dim,

@@ -1,4 +1,4 @@
-"""Gemma 3, text: Gemma 2 without caps, with norms on query and key heads, and another rotation where windows are."""
+"""Gemma 3, text: Gemma 2 without caps, with query and key norms and another rotation where windows are."""
 
 from __future__ import annotations
 

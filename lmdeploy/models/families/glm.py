@@ -1,4 +1,4 @@
-"""GLM-4-9B (as transformers writes it): half of each head is turned, in neighbouring pairs; fused gate and up."""
+"""GLM-4-9B (as transformers writes it): half of each head turns, in neighbouring pairs; fused gate and up."""
 
 from __future__ import annotations
 

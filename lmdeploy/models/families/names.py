@@ -1,4 +1,4 @@
-"""Where tensors are found in files, and in which order their rows stand there: tables that families start from.
+"""Where tensors are found in files, and in which order their rows stand there: tables families start from.
 
 Knows the usual spellings of Hugging Face and GGUF files; a family adds or replaces rows of a table.
 """
@@ -52,7 +52,9 @@ def stacked_qkv(part: int) -> RowOrder:
 
     def rows(spec: ModelSpec, layer: int) -> slice:
         a = spec.layers[layer].attention
-        ends = np.cumsum([0, *(heads * a.head_dim for heads in (a.num_heads, a.num_kv_heads, a.num_kv_heads))])
+        ends = np.cumsum(
+            [0, *(heads * a.head_dim for heads in (a.num_heads, a.num_kv_heads, a.num_kv_heads))]
+        )
         return slice(int(ends[part]), int(ends[part + 1]))
 
     return rows
@@ -64,8 +66,8 @@ def grouped_qkv(part: int) -> RowOrder:
     def rows(spec: ModelSpec, layer: int) -> npt.NDArray[np.intp]:
         a = spec.layers[layer].attention
         group = a.num_heads // a.num_kv_heads
-        stored = np.arange(a.num_kv_heads * (group + 2) * a.head_dim, dtype=np.intp)
-        stored = stored.reshape(a.num_kv_heads, group + 2, a.head_dim)
+        shape = a.num_kv_heads, group + 2, a.head_dim
+        stored = np.arange(np.prod(shape), dtype=np.intp).reshape(shape)
         return np.ravel((stored[:, :group], stored[:, group], stored[:, group + 1])[part])
 
     return rows

@@ -20,9 +20,7 @@ HF: NameTable = {
 
 
 def _model(sizes: Sizes, rope: RopeSpec, ffn: FfnSpec, bias: bool) -> ModelSpec:
-    attention = sizes.attention(
-        rope, qkv_bias=bias, out_bias=bias, qk_norm=True, qk_norm_across_heads=True
-    )
+    attention = sizes.attention(rope, qkv_bias=bias, out_bias=bias, qk_norm=True, qk_norm_across_heads=True)
     return sizes.model("olmo2", LayerSpec(attention, ffn, pre_norm=False, post_norm=True))
 
 

@@ -140,8 +140,11 @@ void step(Model& model, const nb::tuple& batch_columns, const nb::tuple& sample_
   model.step(batch, output);
 }
 
-void pack(Model& model, int matrix, int kind, int group, nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu> codes,
-          const nb::tuple& parameters, int dst_row, int run) {
+// Read-only arrays too: views of a mapped file.
+using Codes = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void pack(Model& model, int matrix, int kind, int group, const Codes& codes, const nb::tuple& parameters, int dst_row,
+          int run) {
   PackSource source{};
   source.kind = static_cast<WeightKind>(kind);
   source.n = static_cast<int>(codes.shape(0));
