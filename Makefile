@@ -14,6 +14,7 @@ demo: $(VENV)/.installed $(VENV)/.demo-model  ## build, load the demo model, ans
 	$(BIN)/lmdeploy chat --prompt "$(QUESTION)" --max-new-tokens 128
 
 test: $(VENV)/.dev $(VENV)/.demo-model  ## every test, from scratch
+	$(BIN)/python tools/fetch_test_data.py
 	tools/test_python_versions.sh
 	tools/test_without_torch.sh
 	cd tests && ../$(BIN)/pytest

@@ -51,6 +51,9 @@ NUM_THREADS = Variable(
 )
 HF_HUB_OFFLINE = Variable("HF_HUB_OFFLINE", "1: never download a model; only what is in the cache is used")
 HF_HOME = Variable("HF_HOME", "folder of downloaded models; default: ~/.cache/huggingface")
+XDG_CACHE_HOME = Variable(
+    "XDG_CACHE_HOME", "folder of caches, here of converted tokenizers; default: ~/.cache"
+)
 HF_TOKEN = Variable("HF_TOKEN", "access token for models on the hub that need one")
 USE_MODELSCOPE = Variable("LMDEPLOY_USE_MODELSCOPE", "refused when on: models come from the Hugging Face hub")
 CUDA_HOME = Variable("CUDA_HOME", "CUDA toolkit; only reported by `lmdeploy check_env`")
@@ -63,6 +66,7 @@ VARIABLES = (
     HF_HUB_OFFLINE,
     HF_HOME,
     HF_TOKEN,
+    XDG_CACHE_HOME,
     USE_MODELSCOPE,
     SSL_KEYFILE,
     SSL_CERTFILE,

@@ -103,8 +103,9 @@ def run(args: argparse.Namespace) -> int:
 def _load(args: argparse.Namespace, engine: TurbomindEngineConfig) -> tuple[Pipeline, str]:
     """The pipeline, and the memory plan unless it was printed.
 
-    A terminal shows the plan before the weights are read. A program that reads standard error finds there,
-    when something is wrong, the reason alone: for it the plan comes when the first answer can begin.
+    Whoever watches one of the streams in a terminal sees the plan before the weights are read. A program that
+    reads standard error finds there, when something is wrong, the reason alone: for it the plan comes when
+    the first answer can begin.
     """
     from lmdeploy.logging import set_up
     from lmdeploy.models.hub import DEMO_MODEL

@@ -6,13 +6,13 @@ capabilities; no text and no names of fields on the wire.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from lmdeploy.engine.executor import Capabilities
 from lmdeploy.engine.request import Request, SamplingParams
 from lmdeploy.errors import ContextLengthError, RequestError
+
+_LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 def check_request(request: Request, caps: Capabilities) -> None:
@@ -51,15 +51,15 @@ def _check_numbers(s: SamplingParams) -> None:
         raise RequestError(
             "seed must be an unsigned 64-bit number, top_k one that is not negative and below 2**31"
         )
-    # Each comparison is false for NaN.
+    # Each comparison is false for NaN. Batches hold float32: beyond it a number would become 0 or infinite.
     good = {
-        "temperature": 0 <= s.temperature < math.inf,
-        "top_p": 0 < s.top_p <= 1,
+        "temperature": 0 <= s.temperature <= _MOST,
+        "top_p": _LEAST <= s.top_p <= 1,
         "min_p": 0 <= s.min_p <= 1,
-        "repetition_penalty": 0 < s.repetition_penalty < math.inf,
-        "presence_penalty": math.isfinite(s.presence_penalty),
-        "frequency_penalty": math.isfinite(s.frequency_penalty),
-        "logit_bias": all(bias < math.inf for _, bias in s.logit_bias),
+        "repetition_penalty": _LEAST <= s.repetition_penalty <= _MOST,
+        "presence_penalty": abs(s.presence_penalty) <= _MOST,
+        "frequency_penalty": abs(s.frequency_penalty) <= _MOST,
+        "logit_bias": all(abs(x) <= _MOST or x == -np.inf for _, x in s.logit_bias),
     }
     for name, fits in good.items():
         if not fits:

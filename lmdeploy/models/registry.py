@@ -98,7 +98,8 @@ def _check_format(files: ModelFiles, model_format: str | None) -> None:
     readable = ", ".join(READABLE_FORMATS)
     if model_format in _KNOWN_FORMATS:
         raise ModelError(
-            f"{files.path}: model_format {model_format!r} cannot be read yet (readable: {readable})."
+            f"{files.path}: model_format {model_format!r} cannot be read yet (readable: {readable}); the"
+            f" files are {files.format!r}."
         )
     if model_format not in READABLE_FORMATS:
         raise ModelError(f"{files.path}: model_format {model_format!r} is unknown (readable: {readable}).")

@@ -28,8 +28,9 @@ def pipeline(
 ) -> Pipeline:
     """Load a model (directory, GGUF file or hub id) into this process.
 
-    The memory plan is logged at INFO. `trust_remote_code` may be given and changes nothing: code from a model
-    is never run. Raises ConfigError, ModelError and CapacityError, each one line.
+    The memory plan is logged at INFO, what limits it unexpectedly at WARNING. `trust_remote_code` may be
+    given and changes nothing: code from a model is never run. Raises ConfigError, ModelError and
+    CapacityError, each one line.
     """
     set_up(log_level)
     _refuse(unknown, speculative_config, allowed_media_domains)
@@ -40,6 +41,8 @@ def pipeline(
         )
     config = resolve(model_path, backend_config)
     get_logger().info("%s", plan_table(config))
+    for caution in config.cautions:
+        get_logger().warning("%s", caution)
     return load(config, chat_template_config)
 
 

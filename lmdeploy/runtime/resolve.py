@@ -41,6 +41,7 @@ class RuntimeConfig:
     enable_prefix_caching: bool
     plan: MemoryPlan
     notes: tuple[str, ...]  # what was decided for the user, one line each
+    cautions: tuple[str, ...]  # where that is less than the user may expect
 
     @property
     def session_len(self) -> int:
@@ -93,7 +94,8 @@ def _resolve(
         kernels=choose_kernels(),
         enable_prefix_caching=config.enable_prefix_caching,
         plan=plan,
-        notes=_notes(config, plan, spec, limits.num_threads, machine),
+        notes=_notes(config, plan, spec),
+        cautions=_cautions(config, plan, spec, limits.num_threads, machine),
     )
 
 
@@ -152,25 +154,30 @@ def _needs(checkpoint: Checkpoint, limits: Limits) -> Needs:
     )
 
 
-def _notes(
-    config: TurbomindEngineConfig, plan: MemoryPlan, spec: ModelSpec, num_threads: int, machine: Machine
-) -> tuple[str, ...]:
+def _notes(config: TurbomindEngineConfig, plan: MemoryPlan, spec: ModelSpec) -> tuple[str, ...]:
     notes = []
-    if config.session_len is None and plan.session_len < spec.max_position:
-        notes.append(
-            f"session_len is {plan.session_len}, the largest that fits in memory; "
-            f"the model's own is {spec.max_position}"
-        )
-    elif config.session_len is None:
+    if config.session_len is None and plan.session_len == spec.max_position:
         notes.append(f"session_len is {plan.session_len}, the model's own")
     ropes = {layer.attention.rope for layer in spec.layers}
     for kind in sorted({rope.kind for rope in ropes if rope and rope.depends_on_length}):
         notes.append(
             f"{kind} positions are those of sequences of {plan.session_len} tokens, for every request"
         )
-    if num_threads > machine.logical_cpus:
-        notes.append(f"{num_threads} threads share {machine.logical_cpus} CPUs: fewer would be faster")
     return tuple(notes)
+
+
+def _cautions(
+    config: TurbomindEngineConfig, plan: MemoryPlan, spec: ModelSpec, num_threads: int, machine: Machine
+) -> tuple[str, ...]:
+    cautions = []
+    if config.session_len is None and plan.session_len < spec.max_position:
+        cautions.append(
+            f"session_len is {plan.session_len}, the largest that fits in memory; "
+            f"the model's own is {spec.max_position}"
+        )
+    if num_threads > machine.logical_cpus:
+        cautions.append(f"{num_threads} threads share {machine.logical_cpus} CPUs: fewer would be faster")
+    return tuple(cautions)
 
 
 def plan_table(config: RuntimeConfig) -> str:
@@ -193,5 +200,6 @@ def plan_table(config: RuntimeConfig) -> str:
             f"at once    {at_once}, limited by {plan.bound}",
             f"threads    {config.limits.num_threads}, with the {config.kernels} kernels",
             *config.notes,
+            *config.cautions,
         ]
     )

@@ -1,80 +1,71 @@
-"""A tokenizers.Tokenizer from the vocabulary, merges and settings in GGUF metadata.
+"""A tokenizers.Tokenizer from the vocabulary, merges or scores, and settings in GGUF metadata.
 
-Byte-level BPE only (`tokenizer.ggml.model` = gpt2). The file names how text is split before merging
-(`tokenizer.ggml.pre`); the splitting rules are those of the models' own tokenizer.json files.
+Two kinds (`tokenizer.ggml.model`): gpt2, byte-level BPE whose file names how text is cut
+(`tokenizer.ggml.pre`), and llama, SentencePiece BPE given by scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from lmdeploy.errors import ModelError
+from lmdeploy.text.conversion_cache import content_key, converted
+from lmdeploy.text.pieces import CONTROL, UNKNOWN, USER_DEFINED, Pieces, add_markers, backend_from_pieces
+from lmdeploy.text.split_rules import RULES, Rule
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
-
-_CONTRACTION = "'s|'t|'re|'ve|'m|'ll|'d"
-_GPT2 = _CONTRACTION + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-_LINES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-def _split(*patterns: str) -> Any:
-    """Each pattern in turn cuts the pieces that the one before left; then bytes become characters."""
-    parts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence(
-        [*parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-
-
-def _by_lines(digits: str) -> Any:
-    return _split(f"(?i:{_CONTRACTION})|" + _LINES % digits)
-
-
-_PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "default": lambda: _split(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
-    "gpt-2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
-    "smollm": lambda: pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    ),
-    "llama-bpe": lambda: _by_lines("{1,3}"),
-    "qwen2": lambda: _by_lines(""),
-}
-_PREFERS_WHOLE_WORDS = ("llama-bpe",)  # a word that is a token is not merged anew
-_COMPOSES = ("qwen2",)  # Unicode normal form C first
+_KINDS = "gpt2 (byte-level BPE) and llama (SentencePiece BPE)"
 
 
 def backend_from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     """Raises ModelError naming `source` when the vocabulary is missing, damaged or of another kind."""
     kind = metadata.get("tokenizer.ggml.model")
+    if kind == "llama":
+        return _from_pieces(metadata, source)
     if kind != "gpt2":
-        raise ModelError(
-            f"{source}: tokenizer kind {kind!r} is not supported (supported: gpt2, byte-level BPE)."
-        )
+        raise ModelError(f"{source}: tokenizer kind {kind!r} is not supported (supported: {_KINDS}).")
     pre = metadata.get("tokenizer.ggml.pre", "default")
-    if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
-        supported = ", ".join(_PRE_TOKENIZERS)
+    if not isinstance(pre, str) or pre not in RULES:
+        supported = ", ".join(RULES)
         raise ModelError(f"{source}: pre-tokenizer {pre!r} is not supported (supported: {supported}).")
     tokens = _strings(metadata, "tokenizer.ggml.tokens", source)
+    kinds = _kinds(metadata, len(tokens), source)
     merges = [_merge(entry, source) for entry in _strings(metadata, "tokenizer.ggml.merges", source)]
-    backend = _byte_level_bpe({token: i for i, token in enumerate(tokens)}, merges, pre, source)
-    _mark_added(backend, tokens, metadata, source)
-    _add_markers(backend, tokens, metadata, pre, source)
-    return backend
+    backend = _byte_level_bpe(tokens, merges, RULES[pre], source)
+    pairs = list(zip(tokens, kinds, strict=True))
+    backend.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t, kind in pairs if kind in (UNKNOWN, CONTROL)]
+    )
+    backend.add_tokens([AddedToken(t, normalized=False) for t, kind in pairs if kind == USER_DEFINED])
+    return _with_markers(backend, metadata, tokens, RULES[pre].adds_begin, source)
 
 
-def _byte_level_bpe(
-    vocabulary: dict[str, int], merges: list[tuple[str, str]], pre: str, source: str
-) -> Tokenizer:
+def _from_pieces(metadata: Mapping[str, Any], source: str) -> Tokenizer:
+    """Finding the merges takes a second, so the result is kept."""
+    tokens = _strings(metadata, "tokenizer.ggml.tokens", source)
+    kinds = _kinds(metadata, len(tokens), source)
+    scores = metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens) or isinstance(scores[0], str):
+        raise ModelError(f"{source}: tokenizer.ggml.scores does not have one entry per token.")
+    prefix = "every" if metadata.get("tokenizer.ggml.add_space_prefix", True) else "none"
+    pieces = Pieces(tokens, scores, kinds, prefix=prefix, raw_user_defined=True)
+    key = content_key("gguf pieces", tokens, scores, kinds, prefix)
+    backend = converted(key, lambda: backend_from_pieces(pieces, source))
+    return _with_markers(backend, metadata, tokens, True, source)
+
+
+def _byte_level_bpe(tokens: list[str], merges: list[tuple[str, str]], rule: Rule, source: str) -> Tokenizer:
+    vocabulary = {token: i for i, token in enumerate(tokens)}
     try:
-        model = models.BPE(vocabulary, merges, ignore_merges=pre in _PREFERS_WHOLE_WORDS)
+        model = models.BPE(vocabulary, merges, ignore_merges=rule.whole_words)
     except Exception as error:  # the library raises nothing more specific
         raise ModelError(f"{source}: vocabulary and merges do not fit together: {error}.") from None
     backend = Tokenizer(model)
-    if pre in _COMPOSES:
+    if rule.composes:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    backend.pre_tokenizer = rule.make()
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -93,37 +84,26 @@ def _merge(entry: str, source: str) -> tuple[str, str]:
     return left, right
 
 
-def _mark_added(backend: Tokenizer, tokens: list[str], metadata: Mapping[str, Any], source: str) -> None:
+def _kinds(metadata: Mapping[str, Any], count: int, source: str) -> list[int]:
     types = metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(types, list) or len(types) != len(tokens) or isinstance(types[0], str):
+    if not isinstance(types, list) or len(types) != count or isinstance(types[0], str):
         raise ModelError(f"{source}: tokenizer.ggml.token_type does not have one entry per token.")
-    pairs = list(zip(tokens, [int(kind) for kind in types], strict=True))
-    control = [
-        AddedToken(t, special=True, normalized=False) for t, kind in pairs if kind in (_UNKNOWN, _CONTROL)
-    ]
-    plain = [AddedToken(t, normalized=False) for t, kind in pairs if kind == _USER_DEFINED]
-    backend.add_special_tokens(control)
-    backend.add_tokens(plain)
+    return [int(kind) for kind in types]
 
 
-def _add_markers(
-    backend: Tokenizer, tokens: list[str], metadata: Mapping[str, Any], pre: str, source: str
-) -> None:
-    """Begin and end markers that encoding with special tokens adds."""
+def _with_markers(
+    backend: Tokenizer, metadata: Mapping[str, Any], tokens: list[str], adds_begin: bool, source: str
+) -> Tokenizer:
+    """Encoding with special tokens puts the markers before and behind a text that the file asks for."""
     wanted = {
-        "bos": metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"),
+        "bos": metadata.get("tokenizer.ggml.add_bos_token", adds_begin),
         "eos": metadata.get("tokenizer.ggml.add_eos_token", False),
     }
-    named = {kind: token_id(metadata, kind, len(tokens), source) for kind, on in wanted.items() if on}
-    present = {kind: tokens[i] for kind, i in named.items() if i is not None}
-    if present:
-        template = [
-            *([present["bos"]] if "bos" in present else []),
-            "$A",
-            *([present["eos"]] if "eos" in present else []),
-        ]
-        pairs = [(token, tokens.index(token)) for token in present.values()]
-        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=pairs)
+    found = {kind: token_id(metadata, kind, len(tokens), source) for kind, on in wanted.items() if on}
+    texts = {kind: tokens[i] for kind, i in found.items() if i is not None}
+    begin, end = ([texts[kind]] if kind in texts else [] for kind in wanted)
+    add_markers(backend, begin, end, {tokens[i]: i for i in found.values() if i is not None})
+    return backend
 
 
 def token_id(metadata: Mapping[str, Any], kind: str, size: int, source: str) -> int | None:

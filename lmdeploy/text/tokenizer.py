@@ -1,8 +1,7 @@
 """Text <-> token ids for one model, through the tokenizers library.
 
-Owns where a tokenizer is read from (tokenizer.json with its companions, or GGUF metadata), which ids end a
-turn, and the exact bytes of each token. Text given by users is encoded with control tokens off unless asked.
-Knows no chat format.
+Owns the ids of a text, which of them end a turn, and the exact bytes of each token. Text given by users is
+encoded with control tokens off unless asked. Knows no file format and no chat format.
 """
 
 from __future__ import annotations
@@ -13,20 +12,18 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
 from lmdeploy.errors import ModelError
-from lmdeploy.models.files import ModelFiles, locate, read_json
-from lmdeploy.models.gguf import GGUFFile
+from lmdeploy.logging import get_logger
+from lmdeploy.text.byte_alphabet import BYTE_OF
 from lmdeploy.text.detokenize import Detokenizer
-from lmdeploy.text.gguf_vocabulary import backend_from_gguf, token_id
+from lmdeploy.text.sources import read_source
 
 MARK_NUMBER = 2  # characters of a mark that count; those before them are the secret
 _LONG_TEXT = 4096  # characters; beyond it encoding leaves the interpreter lock to other threads
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
-_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
@@ -90,7 +87,10 @@ class Tokenizer:
             raise IndexError(f"token id {token} is negative")
         text = self._backend.id_to_token(token)
         if token in self._added:
-            value = self._added[token].encode()
+            # Its text is plain, but for the blanks of pieces that stand for text.
+            text = self._added[token]
+            plain = token in self.special_ids or self._to_bytes is _byte_level_bytes
+            value = text.encode() if plain else _space_bytes(text)
         else:
             value = b"" if text is None else self._to_bytes(text)
         self._known_bytes[token] = value
@@ -102,11 +102,20 @@ class Tokenizer:
         return found
 
     def check_vocabulary(self, embedding_rows: int) -> None:
-        """ModelError when an id of this tokenizer has no row in the model's embedding."""
+        """ModelError when an id of this tokenizer has no row in the model's embedding; a warning of one line
+        when rows have no id (their tokens stand for no text)."""
         if self.vocab_size > embedding_rows:
             raise ModelError(
                 f"{self.source}: the tokenizer has ids up to {self.vocab_size - 1}, but the model's embedding"
                 f" has only {embedding_rows} rows: tokenizer and weights do not belong together."
+            )
+        if self.vocab_size < embedding_rows:
+            get_logger().warning(
+                "%s: the tokenizer has %d ids, the model's embedding %d rows; the last %d stand for no text",
+                self.source,
+                self.vocab_size,
+                embedding_rows,
+                embedding_rows - self.vocab_size,
             )
 
     # Control tokens in text that must not act as such: `special_pattern` finds them; `encode_marked` encodes
@@ -158,96 +167,14 @@ def make_marks(texts: Iterable[str]) -> dict[str, str]:
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a model directory or a GGUF file. ModelError when missing, damaged or unsupported."""
-    files = locate(path)
-    return _from_gguf(files) if files.format == "gguf" else _from_directory(files.path)
-
-
-def _from_gguf(files: ModelFiles) -> Tokenizer:
-    file = GGUFFile(files.path)
-    metadata, source = file.metadata, str(files.path)
-    file.close()
-    backend = backend_from_gguf(metadata, source)
-    size = len(metadata["tokenizer.ggml.tokens"])
-    named: dict[str, str] = {}
-    for name, key in (
-        ("bos_token", "bos"),
-        ("eos_token", "eos"),
-        ("unk_token", "unknown"),
-        ("pad_token", "padding"),
-    ):
-        found = token_id(metadata, key, size, source)
-        if found is not None:
-            named[name] = metadata["tokenizer.ggml.tokens"][found]
-    ends = [token_id(metadata, key, size, source) for key in ("eos", "eot", "eom")]
+    found = read_source(path)
     return Tokenizer(
-        backend,
-        source,
-        bos_id=token_id(metadata, "bos", size, source),
-        eos_ids=[i for i in ends if i is not None],
-        named_tokens=named,
+        found.backend,
+        found.source,
+        bos_id=found.bos_id,
+        eos_ids=found.eos_ids,
+        named_tokens=found.named,
     )
-
-
-def _from_directory(directory: Path) -> Tokenizer:
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        if (directory / "tokenizer.model").is_file():
-            raise ModelError(
-                f"{directory}: holds only tokenizer.model, which is not read; add its tokenizer.json."
-            )
-        raise ModelError(f"{directory}: tokenizer.json is missing.")
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more specific
-        raise ModelError(f"{path}: not a sound tokenizer: {str(error).splitlines()[0]}.") from None
-    config = _optional_json(directory / "tokenizer_config.json")
-    named = {key: text for key in _NAMED if (text := _token_text(config.get(key))) is not None}
-    _complete_added(backend, config, named)
-    ids = {key: backend.token_to_id(text) for key, text in named.items()}
-    ends = [ids.get("eos_token")]
-    for name in ("generation_config.json", "config.json"):
-        value = _optional_json(directory / name).get("eos_token_id")
-        ends += value if isinstance(value, list) else [value]
-    return Tokenizer(
-        backend,
-        str(directory),
-        bos_id=ids.get("bos_token"),
-        eos_ids=[i for i in ends if isinstance(i, int) and not isinstance(i, bool)],
-        named_tokens=named,
-    )
-
-
-def _optional_json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
-
-
-def _token_text(value: Any) -> str | None:
-    """Files write a token as its text or as an object with `content`."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
-
-
-def _complete_added(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]
-) -> None:
-    """Add tokens that only tokenizer_config.json names; make its named tokens control tokens."""
-    listed = config.get("added_tokens_decoder")
-    entries = listed if isinstance(listed, dict) else {}
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    for entry in (entries[key] for key in sorted(entries, key=lambda key: (len(key), key))):
-        text = _token_text(entry)
-        if text is not None and text not in known and isinstance(entry, dict):
-            flags = {
-                key: bool(entry.get(key))
-                for key in ("special", "lstrip", "rstrip", "single_word", "normalized")
-            }
-            backend.add_tokens([tokenizers.AddedToken(text, **flags)])
-    special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
-    missing = [
-        text for text in named.values() if text not in special and backend.token_to_id(text) is not None
-    ]
-    backend.add_special_tokens([tokenizers.AddedToken(t, special=True, normalized=False) for t in missing])
 
 
 def _decoding(backend: tokenizers.Tokenizer, source: str) -> tuple[Callable[[str], bytes], bool]:
@@ -266,19 +193,9 @@ def _decoding(backend: tokenizers.Tokenizer, source: str) -> tuple[Callable[[str
     )
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's characters for bytes: printable Latin-1 stands for itself, the rest follow from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {**{chr(b): b for b in printable}, **{chr(0x100 + n): b for n, b in enumerate(others)}}
-
-
-_ALPHABET = _byte_alphabet()
-
-
 def _byte_level_bytes(text: str) -> bytes:
     try:
-        return bytes([_ALPHABET[char] for char in text])
+        return bytes([BYTE_OF[char] for char in text])
     except KeyError:
         return text.encode()
 

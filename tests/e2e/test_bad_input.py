@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import socket
 import subprocess
 import sys
@@ -76,6 +77,21 @@ def test_damaged_directory(fault: str, tmp_path: Path) -> None:
     damage, words = FAULTS[fault]
     damage(folder)
     assert_one_line(lmdeploy("chat", str(folder), "--prompt", "hi"), *words)
+
+
+def test_a_terminal_shows_the_plan_before_the_weights_are_read(tmp_path: Path) -> None:
+    """Damage that only the values show comes after the plan."""
+    nan_weights(write_tiny_model(tmp_path / "model"))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "lmdeploy", "chat", str(tmp_path / "model"), "--prompt", "hi"]
+    done = subprocess.run(command, stderr=theirs, stdout=subprocess.PIPE, timeout=120, check=False)
+    lines = os.read(ours, 1 << 16).decode().splitlines()
+    for end in (ours, theirs):
+        os.close(end)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert lines[0].startswith("model")
+    assert lines[-1].startswith("lmdeploy: error: ")
+    assert "q_proj" in lines[-1]
 
 
 def test_healthy_directory_answers(tmp_path: Path) -> None:

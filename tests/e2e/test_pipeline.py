@@ -3,6 +3,7 @@ numerics; here: that what a caller asks for is what happens."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -226,3 +227,14 @@ def test_threads_get_their_own_answers(pipe: Pipeline) -> None:
     for thread in threads:
         thread.join(120)
     assert got == alone
+
+
+def test_a_caution_is_logged_and_the_plan_only_when_asked(caplog: pytest.LogCaptureFixture) -> None:
+    many = TurbomindEngineConfig(
+        session_len=64, max_batch_size=1, num_threads=len(os.sched_getaffinity(0)) + 1
+    )
+    with pipeline(str(demo_gguf()), backend_config=many):
+        assert [r.message for r in caplog.records if "fewer would be faster" in r.message]
+        assert not [r for r in caplog.records if "KV cache" in r.message]
+    with pipeline(str(demo_gguf()), backend_config=many, log_level="INFO"):
+        assert [r for r in caplog.records if "KV cache" in r.message]

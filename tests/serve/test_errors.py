@@ -199,6 +199,24 @@ async def test_bad_json(server: Api, body: bytes, path: str) -> None:
     error_of(await server.http.post(path, content=body))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("temperature", 2.1, "between 0 and 2, got 2.1"),
+        ("temperature", -0.1, "between 0 and 2, got -0.1"),
+        ("n", 0, "between 1 and 128"),
+        ("top_k", -2, "between -1 and 2147483647"),
+        ("seed", 2**63, f"between {-(2**63)} and {2**63 - 1}"),
+        ("max_tokens", 0, "at least 1, got 0"),
+    ],
+)
+async def test_a_value_out_of_range_is_told_the_range(
+    server: Api, name: str, value: Any, allowed: str
+) -> None:
+    message = (await server.chat(**{name: value})).json()["error"]["message"]
+    assert message.startswith(f"Invalid value for '{name}': must be {allowed}")
+
+
 async def test_missing_field_has_its_code(server: Api) -> None:
     error = error_of(await server.http.post("/v1/chat/completions", json={"model": "byte-model"}))
     assert (error["code"], error["param"]) == ("missing_required_parameter", "messages")
@@ -419,7 +437,8 @@ async def test_schema_document(server: Api) -> None:
     document = (await server.http.get("/openapi.json")).json()
     for path in ("/v1/chat/completions", "/v1/completions"):
         schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        assert "temperature" in schema["properties"]
+        temperature = schema["properties"]["temperature"]["anyOf"][0]
+        assert (temperature["minimum"], temperature["maximum"]) == (0, 2)
         assert "$ref" not in json.dumps(schema)
     assert (
         "messages"

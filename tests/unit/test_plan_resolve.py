@@ -97,10 +97,11 @@ def test_memory_limit_changes_the_pool_and_says_where_it_comes_from(model: str) 
 def test_the_default_length_shrinks_to_what_fits_and_says_so(model: str) -> None:
     config = resolved(model, memory_for(model, 3))
     assert config.session_len == 3 * 64
-    assert config.notes == (
+    assert config.notes == ()
+    assert config.cautions == (
         f"session_len is 192, the largest that fits in memory; the model's own is {MODEL_LEN}",
     )
-    assert config.notes[0] in plan_table(config)
+    assert config.cautions[0] in plan_table(config)
     # The figures are those of the shorter length, to the byte.
     assert config.plan == resolved(model, memory_for(model, 3), session_len=192).plan
 
@@ -145,7 +146,7 @@ def test_threads_come_from_config_then_environment_then_machine(
     monkeypatch.setenv("LMDEPLOY_NUM_THREADS", "5")
     config = resolved(model, machine(cores=3))
     assert config.limits.num_threads == 5
-    assert "5 threads share 4 CPUs: fewer would be faster" in config.notes
+    assert "5 threads share 4 CPUs: fewer would be faster" in config.cautions
     assert resolved(model, num_threads=1).limits.num_threads == 1
     monkeypatch.setenv("LMDEPLOY_NUM_THREADS", "many")
     with pytest.raises(ConfigError, match="LMDEPLOY_NUM_THREADS=many"):

@@ -6,12 +6,13 @@ validation errors. Knows no route.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,6 +27,7 @@ _PROBLEMS = {
     "list_type": "must be a list",
     "too_long": "must hold at most {max_length} entries",
 }
+_OUT_OF_RANGE = ("greater_than_equal", "less_than_equal", "less_than")
 _SHOWN = 200  # characters of a client's value that are repeated in a message
 
 
@@ -115,7 +117,20 @@ def path_of(loc: Sequence[int | str]) -> str:
     return path
 
 
-def from_validation(error: ValidationError) -> RequestError:
+@functools.cache
+def _ranges(body: type[BaseModel]) -> dict[str, str]:
+    """The allowed range of each number field of a body, in words."""
+    words = {}
+    for name, field in body.model_json_schema()["properties"].items():
+        rules = field.get("anyOf", [field])[0]
+        low = rules.get("minimum")
+        high = rules["exclusiveMaximum"] - 1 if "exclusiveMaximum" in rules else rules.get("maximum")
+        if low is not None:
+            words[name] = f"must be at least {low}" if high is None else f"must be between {low} and {high}"
+    return words
+
+
+def from_validation(error: ValidationError, body: type[BaseModel]) -> RequestError:
     """The first fault, in words that say field, value and what is allowed."""
     fault = error.errors(include_url=False)[0]
     param = path_of(fault["loc"])
@@ -128,5 +143,7 @@ def from_validation(error: ValidationError) -> RequestError:
     problem = fault["msg"].replace("Input should", "must").replace("valid ", "")
     if fault["type"] in _PROBLEMS:
         problem = _PROBLEMS[fault["type"]].format(**fault.get("ctx", {}))
+    if fault["type"] in _OUT_OF_RANGE:
+        problem = _ranges(body).get(param, problem)
     got = shorten(fault["input"])
     return InvalidValueError(f"Invalid value for '{param}': {problem}, got {got}.", param=param)

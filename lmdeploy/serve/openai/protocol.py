@@ -54,10 +54,11 @@ def _stops(value: Any) -> Any:
     return stops
 
 
-Int = Annotated[int, BeforeValidator(_number)]
-Float = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
-Count = Annotated[Int, Field(ge=1)]
-TokenId = Annotated[Int, Field(ge=0, lt=2**31)]
+# Comes after the ranges: pydantic writes those into the schema only if they stand right behind the type.
+_NUMBER = BeforeValidator(_number)
+Float = Annotated[float, Field(allow_inf_nan=False), _NUMBER]
+Count = Annotated[int, Field(ge=1), _NUMBER]
+TokenId = Annotated[int, Field(ge=0, lt=2**31), _NUMBER]
 Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str])]
 
 
@@ -73,20 +74,20 @@ class GenerationBody(BaseModel):
 
     model: str | None = None
     max_tokens: Count | None = None
-    temperature: Annotated[Float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[Int, Field(ge=-1, lt=2**31)] | None = None
-    min_p: Annotated[Float, Field(ge=0, le=1)] | None = None
-    frequency_penalty: Annotated[Float, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[Float, Field(ge=-2, le=2)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), _NUMBER] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _NUMBER] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31), _NUMBER] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _NUMBER] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False), _NUMBER] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False), _NUMBER] | None = None
     # Beyond this, products with it leave the range of the numbers the engine computes with.
-    repetition_penalty: Annotated[Float, Field(ge=0.01, le=100)] | None = None
-    seed: Annotated[Int, Field(ge=-(2**63), lt=2**63)] | None = None
-    n: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False), _NUMBER] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), _NUMBER] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), _NUMBER] | None = None
     stop: Stops | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: StrictBool | None = None
-    min_tokens: Annotated[Int, Field(ge=0)] | None = Field(
+    min_tokens: Annotated[int, Field(ge=0), _NUMBER] | None = Field(
         None, validation_alias=AliasChoices("min_tokens", "min_new_tokens")
     )
     logit_bias: dict[str, Float] | None = None
@@ -151,7 +152,7 @@ class ChatBody(GenerationBody):
     messages: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "object"}, "minItems": 1})]
     max_completion_tokens: Count | None = None
     logprobs: StrictBool | None = None
-    top_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _NUMBER] | None = None
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -182,10 +183,10 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: Any = None
-    max_tokens: Annotated[Int, Field(ge=0)] | None = None
-    logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    max_tokens: Annotated[int, Field(ge=0), _NUMBER] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _NUMBER] | None = None
     echo: StrictBool | None = None
-    best_of: Annotated[Int, Field(ge=1, le=20)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=20), _NUMBER] | None = None
     add_special_tokens: StrictBool | None = None
 
     def check(self) -> None:
@@ -251,7 +252,7 @@ def parse_body(kind: type[ChatBody] | type[CompletionBody], raw: bytes) -> Any:
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:
-        raise from_validation(error) from None
+        raise from_validation(error, kind) from None
     _check_extras(body.model_extra or {})
     form = (body.response_format or {}).get("type", "text")
     if form != "text":
