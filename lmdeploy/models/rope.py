@@ -54,7 +54,18 @@ def rope_from_hf(
             "partial_rotary_factor", f"is {share}: an even number of at most {head_dim} values must be turned"
         )
     fields.refuse_unread()
-    return _READERS[kind](config, fields, RopeSpec(theta, rotary_dim))
+    rope = _READERS[kind](config, fields, RopeSpec(theta, rotary_dim))
+    if not usable(rope):
+        raise config.fail(key, "does not give finite frequencies")
+    return rope
+
+
+def usable(rope: RopeSpec) -> bool:
+    """Whether its numbers, each possible by itself, give frequencies together."""
+    try:
+        return bool(np.isfinite(inverse_frequencies(rope)).all())
+    except (ArithmeticError, ValueError):
+        return False
 
 
 def _default(config: Fields, fields: Fields, plain: RopeSpec) -> RopeSpec:

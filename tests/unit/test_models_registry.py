@@ -80,6 +80,18 @@ def test_rope_in_both_spellings(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "foo"}}, "is of kind 'foo', which is not supported (supported: default,"),
         ({"rope_parameters": {"type": "foo"}}, "is of kind 'foo', which is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": 1e308}},
+            "rope_scaling does not give finite frequencies",
+        ),
+        (
+            {"rope_parameters": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 3}},
+            "long_factor is [1.0, 1.0, 1.0]; a list of 4",
+        ),
+        (
+            {"rope_parameters": {"type": "yarn", "factor": 2, "llama_4_scaling_beta": 0.1}},
+            "llama_4_scaling_beta",
+        ),
         ({"partial_rotary_factor": 0.4}, "partial_rotary_factor is 0.4"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types holds 'sliding_attention'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is of method 'awq'"),

@@ -15,7 +15,7 @@ from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import NameTable
 from lmdeploy.models.fields import LARGEST_LAYER_COUNT, Fields, shown
 from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.models.rope import llama3_divisors, yarn_magnitude
+from lmdeploy.models.rope import llama3_divisors, usable, yarn_magnitude
 from lmdeploy.models.spec import Activation, AttentionSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -186,6 +186,13 @@ def gguf_sliding_layers(fields: Fields, layers: int, period: int) -> Sequence[bo
 
 def gguf_rope(fields: Fields, file: GGUFFile, head_dim: int) -> RopeSpec:
     """none, linear, yarn, and the divisors that converters write for Llama 3.1."""
+    rope = _gguf_rope(fields, file, head_dim)
+    if not usable(rope):
+        raise fields.fail("rope.scaling.type", "and what belongs to it do not give finite frequencies")
+    return rope
+
+
+def _gguf_rope(fields: Fields, file: GGUFFile, head_dim: int) -> RopeSpec:
     theta = fields.number("rope.freq_base", 10000.0)
     dim = fields.integer("rope.dimension_count", head_dim)
     if dim > head_dim or dim % 2:
