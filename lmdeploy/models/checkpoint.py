@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from lmdeploy.errors import ModelError
-from lmdeploy.models.gguf import GGUFFile, TensorKind
+from lmdeploy.models.formats.gguf_blocks import WIDE_SCALES, TensorKind
+from lmdeploy.models.gguf import GGUFFile
 from lmdeploy.models.spec import ModelSpec
 from lmdeploy.quant.tensors import GroupedTensor, Tensor
 
@@ -26,8 +27,8 @@ Rows = npt.NDArray[np.intp] | slice
 class TensorInfo:
     """What a header says of one canonical tensor.
 
-    bits: of one stored value; group_size: values per scale, 0 for float kinds; file_bytes: its share of the
-    file.
+    bits: of one value as it is read; group_size: values per scale, 0 for float kinds; file_bytes: its share
+    of the file; ordered: reading gives an order of the inputs (GroupedTensor.order).
     """
 
     shape: tuple[int, ...]
@@ -35,6 +36,7 @@ class TensorInfo:
     bits: int
     group_size: int
     file_bytes: int
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Store(Protocol):
 
     @property
     def source(self) -> str: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
     def names(self) -> Iterable[str]: ...
     def info(self, name: str) -> TensorInfo: ...
     def read(self, name: str) -> Tensor: ...
@@ -65,14 +69,20 @@ class GGUFStore:
     def __init__(self, file: GGUFFile) -> None:
         self._file, self.source = file, str(file.path)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not held as the file has it, one line each."""
+        kinds = {tensor.layout.name for tensor in self._file.tensors.values()}
+        wide = ", ".join(kind for kind in WIDE_SCALES if kind in kinds)
+        return (f"group scales of {wide} are rounded to float16; codes are as in the file",) if wide else ()
+
     def names(self) -> Iterable[str]:
         return self._file.tensors.keys()
 
     def info(self, name: str) -> TensorInfo:
         tensor = self._file.tensors[name]
         layout = tensor.layout
-        group = layout.block if layout.block > 1 else 0
-        return TensorInfo(tensor.shape, layout.kind, layout.bits, group, tensor.file_bytes)
+        return TensorInfo(tensor.shape, layout.kind, layout.bits, layout.group, tensor.file_bytes)
 
     def read(self, name: str) -> Tensor:
         return self._file.read(name)
@@ -95,6 +105,11 @@ class Checkpoint:
         """The file or directory, for messages."""
         return self._store.source
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not held as the files have it, one line each, for the start-up account."""
+        return self._store.notes
+
     def names(self) -> frozenset[str]:
         """Canonical names of all tensors the spec asks for."""
         return frozenset(self._sources)
@@ -107,7 +122,7 @@ class Checkpoint:
             return info
         shape = (_row_count(rows, info.shape[0]), *info.shape[1:])
         share = info.file_bytes * shape[0] // info.shape[0]
-        return TensorInfo(shape, info.kind, info.bits, info.group_size, share)
+        return replace(info, shape=shape, file_bytes=share)
 
     def read(self, name: str) -> Tensor:
         """The values, exactly as stored; ModelError when one is not finite. Float arrays may be read-only

@@ -13,48 +13,24 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from lmdeploy.errors import ModelError
-from lmdeploy.quant.tensors import GroupedTensor, Tensor
+from lmdeploy.models.formats.gguf_blocks import LAYOUTS, Layout, TensorKind
+from lmdeploy.quant.tensors import Tensor
 
-TensorKind = Literal["float32", "float16", "bfloat16", "int4_zero", "int4_min", "int8"]
-
-GROUP = 32  # values a quantised block of the supported kinds holds
 _MAX_DIMS = 4
 _HEADER_LIMIT = 64 << 20  # bytes; vocabularies of a million tokens take less, a damaged count could take all
 
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One tensor kind: `block` values take `block_bytes` bytes; `kind` is what reading yields."""
-
-    name: str
-    block: int
-    block_bytes: int
-    kind: TensorKind
-    bits: int
-
-
-LAYOUTS: dict[int, Layout] = {
-    0: Layout("F32", 1, 4, "float32", 32),
-    1: Layout("F16", 1, 2, "float16", 16),
-    2: Layout("Q4_0", GROUP, 18, "int4_zero", 4),
-    3: Layout("Q4_1", GROUP, 20, "int4_min", 4),
-    8: Layout("Q8_0", GROUP, 34, "int8", 8),
-    30: Layout("BF16", 1, 2, "bfloat16", 16),
-}
-
 # Names of the kinds that exist but are not read, for the message only.
 _OTHER_KINDS = {
-    6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K",
-    16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S",
-    23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
-    39: "MXFP4",
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64",
+    28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -105,9 +81,10 @@ class GGUFFile:
         """
         tensor = self.tensors[name]
         raw = np.frombuffer(self._map, np.uint8, tensor.file_bytes, tensor.offset)
-        if tensor.layout.block == 1:
-            return _floats(raw, tensor.layout.kind).reshape(tensor.shape)
-        grouped = _grouped(raw, tensor.layout.kind, tensor.shape)
+        layout = tensor.layout
+        if layout.unpack is None:
+            return _floats(raw, layout.kind).reshape(tensor.shape)
+        grouped = layout.unpack(raw.reshape(-1, tensor.shape[-1] // layout.block, layout.block_bytes))
         return grouped if len(tensor.shape) == 2 else grouped.dequantize().reshape(tensor.shape)
 
     def close(self) -> None:
@@ -280,27 +257,3 @@ def _floats(raw: npt.NDArray[np.uint8], kind: TensorKind) -> npt.NDArray[np.floa
     if kind == "bfloat16":
         return raw.view(np.dtype(ml_dtypes.bfloat16))
     return raw.view(np.dtype("<f4") if kind == "float32" else np.dtype("<f2"))
-
-
-def _grouped(raw: npt.NDArray[np.uint8], kind: TensorKind, shape: tuple[int, ...]) -> GroupedTensor:
-    """Blocks of 32. Q8_0: fp16 scale, int8; Q4_1: fp16 scale and min, nibbles; Q4_0: fp16 scale, nibbles."""
-    columns = shape[-1]
-    rows = int(np.prod(shape[:-1], dtype=np.int64))
-    blocks = raw.reshape(rows, columns // GROUP, -1)
-    scales = np.ascontiguousarray(blocks[..., :2]).view("<f2")[..., 0]
-    if kind == "int8":
-        codes = np.ascontiguousarray(blocks[..., 2:]).view(np.int8).reshape(rows, columns)
-        return GroupedTensor(8, GROUP, codes, scales)
-    if kind == "int4_min":
-        mins = np.ascontiguousarray(blocks[..., 2:4]).view("<f2")[..., 0]
-        return GroupedTensor(4, GROUP, _nibbles(blocks[..., 4:], rows), scales, mins=mins)
-    zeros = np.full(scales.shape, 8, np.uint8)
-    return GroupedTensor(4, GROUP, _nibbles(blocks[..., 2:], rows), scales, zeros=zeros)
-
-
-def _nibbles(packed: npt.NDArray[np.uint8], rows: int) -> npt.NDArray[np.uint8]:
-    """[rows, groups, 16] bytes -> [rows, groups * 32] codes; low nibbles are a group's first 16 values."""
-    codes = np.empty((*packed.shape[:2], GROUP), np.uint8)
-    np.bitwise_and(packed, 15, out=codes[..., : GROUP // 2])
-    np.right_shift(packed, 4, out=codes[..., GROUP // 2 :])
-    return codes.reshape(rows, -1)

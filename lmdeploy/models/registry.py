@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from lmdeploy.errors import ModelError
-from lmdeploy.models.checkpoint import Checkpoint, GGUFStore
+from lmdeploy.models.checkpoint import Checkpoint, GGUFStore, Store
 from lmdeploy.models.families import (
     gemma,
     gemma2,
@@ -30,7 +29,10 @@ from lmdeploy.models.families import (
 from lmdeploy.models.families.base import Family
 from lmdeploy.models.fields import Fields, shown
 from lmdeploy.models.files import ModelFiles, locate, read_json
+from lmdeploy.models.formats import QUANTISED_FORMATS, scheme_of
+from lmdeploy.models.formats.module import Scheme
 from lmdeploy.models.gguf import GGUFFile
+from lmdeploy.models.quantised_store import QuantisedStore
 from lmdeploy.models.safetensors_dir import SafetensorsStore
 from lmdeploy.models.spec import ModelSpec
 
@@ -50,8 +52,7 @@ FAMILIES: tuple[Family, ...] = (
     qwen3.FAMILY,
     smollm3.FAMILY,
 )
-READABLE_FORMATS = ("hf", "gguf")
-_KNOWN_FORMATS = ("awq", "gptq", "compressed-tensors", "fp8", "mxfp4")
+READABLE_FORMATS = ("hf", "gguf", *QUANTISED_FORMATS)
 
 # Read by the families as part of the description.
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
@@ -74,13 +75,16 @@ def load_spec(path: str | Path) -> ModelSpec:
 def open_checkpoint(path: str | Path, model_format: str | None = None) -> Checkpoint:
     """The weights of the model at `path`, all of them accounted for; no weight is read yet.
 
-    model_format: "hf" or "gguf" must agree with the files; None takes what is there.
+    model_format must agree with the files ("hf": not quantised); None takes what is there.
     """
     files = locate(path)
-    _check_format(files, model_format)
     if files.format == "hf":
-        family, spec = _hf_spec(files)
-        return Checkpoint(spec, SafetensorsStore(files.path), family.hf_names, _ignored_hf(spec))
+        family, spec, scheme = _hf_spec(files)
+        _check_format(files, model_format, scheme.name if scheme else "hf")
+        plain = SafetensorsStore(files.path)
+        store: Store = plain if scheme is None else QuantisedStore(plain, scheme)
+        return Checkpoint(spec, store, family.hf_names, _ignored_hf(spec))
+    _check_format(files, model_format, "gguf")
     file = GGUFFile(files.path)
     family, spec = _gguf_spec(file)
     return Checkpoint(spec, GGUFStore(file), family.gguf_names or {}, _GGUF_ROPE_TENSORS.__contains__)
@@ -92,26 +96,23 @@ def _ignored_hf(spec: ModelSpec) -> Callable[[str], bool]:
     )
 
 
-def _check_format(files: ModelFiles, model_format: str | None) -> None:
-    if model_format in (None, files.format):
+def _check_format(files: ModelFiles, model_format: str | None, found: str) -> None:
+    if model_format in (None, found):
         return
-    readable = ", ".join(READABLE_FORMATS)
-    if model_format in _KNOWN_FORMATS:
-        raise ModelError(
-            f"{files.path}: model_format {model_format!r} cannot be read yet (readable: {readable}); the"
-            f" files are {files.format!r}."
-        )
     if model_format not in READABLE_FORMATS:
-        raise ModelError(f"{files.path}: model_format {model_format!r} is unknown (readable: {readable}).")
+        readable = ", ".join(READABLE_FORMATS)
+        raise ModelError(
+            f"{files.path}: model_format {model_format!r} cannot be read (readable: {readable}); the"
+            f" files are {found!r}."
+        )
     raise ModelError(
-        f"{files.path}: model_format is {model_format!r}, but the files are {files.format!r}; leave it out."
+        f"{files.path}: model_format is {model_format!r}, but the files are {found!r}; leave it out."
     )
 
 
-def _hf_spec(files: ModelFiles) -> tuple[Family, ModelSpec]:
+def _hf_spec(files: ModelFiles) -> tuple[Family, ModelSpec, Scheme | None]:
     config = read_json(files.path / "config.json")
     source = str(files.path / "config.json")
-    _refuse_quantized(config, source)
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     if not isinstance(name, str) or name not in _BY_HF:
@@ -119,17 +120,7 @@ def _hf_spec(files: ModelFiles) -> tuple[Family, ModelSpec]:
     fields = Fields(config, source)
     spec = _BY_HF[name].from_hf(fields)
     fields.refuse_unread()
-    return _BY_HF[name], spec
-
-
-def _refuse_quantized(config: dict[str, Any], source: str) -> None:
-    quantization = config.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise ModelError(
-            f"{source}: quantization_config is of method {method!r}, which cannot be read yet (readable:"
-            f" {', '.join(READABLE_FORMATS)}, without quantization_config)."
-        )
+    return _BY_HF[name], spec, scheme_of(config, source)
 
 
 def _gguf_spec(file: GGUFFile) -> tuple[Family, ModelSpec]:

@@ -1,22 +1,27 @@
 """Weights of a Hugging Face directory: one model.safetensors or shards with an index, memory-mapped.
 
-Float32, float16 and bfloat16 only, without torch. Knows tensor names as the files spell them, no family.
+Without torch. Serves float32, float16 and bfloat16 as tensors of a model; other types as stored, for the
+formats made of them. Knows tensor names as the files spell them, no family.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (first: it registers bfloat16 with NumPy)
+import ml_dtypes  # first: it registers bfloat16 with NumPy
 import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import TensorInfo
 from lmdeploy.models.files import read_json
-from lmdeploy.models.gguf import TensorKind
+from lmdeploy.models.formats.gguf_blocks import TensorKind
+from lmdeploy.models.formats.module import Header
 from lmdeploy.quant.tensors import Tensor
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -25,15 +30,25 @@ _KINDS: dict[str, tuple[TensorKind, int]] = {
     "F16": ("float16", 16),
     "BF16": ("bfloat16", 16),
 }
+# Types that the safetensors library does not hand to NumPy.
+_OWN = {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    shard: Path
+    handle: Any
+    header: Header
 
 
 class SafetensorsStore:
     """All tensors of a directory. Opening maps the files and reads their headers."""
 
+    notes: tuple[str, ...] = ()
+
     def __init__(self, directory: Path) -> None:
         self.source = str(directory)
-        self._shards: dict[str, Any] = {}
-        self._info: dict[str, TensorInfo] = {}
+        self._places: dict[str, _Place] = {}
         for shard, names in _shards(directory).items():
             self._open(shard, names)
 
@@ -50,23 +65,36 @@ class SafetensorsStore:
         for name in sorted((expected or names) - names):
             raise ModelError(f"{shard}: tensor {name!r} is missing, although {_INDEX} places it there.")
         for name in names:
-            if name in self._shards:
+            if name in self._places:
                 raise ModelError(f"{shard}: tensor {name!r} occurs in a second weight file too.")
-            self._shards[name] = handle
-            self._info[name] = _info(shard, name, handle.get_slice(name))
+            self._places[name] = _Place(shard, handle, _header(handle.get_slice(name)))
 
     def names(self) -> Iterable[str]:
-        return self._info.keys()
+        return self._places.keys()
 
     def info(self, name: str) -> TensorInfo:
-        return self._info[name]
+        """ModelError for a type that no tensor of a model has by itself."""
+        place = self._places[name]
+        return _info(place.shard, name, place.header)
+
+    def header(self, name: str) -> Header:
+        """Of any type."""
+        return self._places[name].header
 
     def read(self, name: str) -> Tensor:
-        tensor: Tensor = self._shards[name].get_tensor(name)
+        tensor: Tensor = self.stored(name)
         return tensor
 
+    def stored(self, name: str) -> npt.NDArray[Any]:
+        """The values of a tensor of any type that NumPy or ml_dtypes has."""
+        place = self._places[name]
+        if place.header.dtype in _OWN:
+            return _mapped(place, name)
+        array: npt.NDArray[Any] = place.handle.get_tensor(name)
+        return array
+
     def close(self) -> None:
-        self._shards.clear()
+        self._places.clear()
 
 
 def _shards(directory: Path) -> dict[Path, set[str] | None]:
@@ -101,13 +129,29 @@ def _single(directory: Path) -> Path:
     raise ModelError(f"{directory}: holds config.json but no safetensors weights{hint}.")
 
 
-def _info(shard: Path, name: str, piece: Any) -> TensorInfo:
-    kind = piece.get_dtype()
-    if kind not in _KINDS:
+_BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16}
+
+
+def _header(piece: Any) -> Header:
+    shape, dtype = tuple(int(extent) for extent in piece.get_shape()), str(piece.get_dtype())
+    return Header(shape, dtype, int(np.prod(shape, dtype=np.int64)) * _BITS.get(dtype, 8) // 8)
+
+
+def _info(shard: Path, name: str, header: Header) -> TensorInfo:
+    if header.dtype not in _KINDS:
         supported = ", ".join(_KINDS)
         raise ModelError(
-            f"{shard}: tensor {name!r} is of kind {kind}, which is not supported (supported: {supported})."
+            f"{shard}: tensor {name!r} is of kind {header.dtype}, which is not supported"
+            f" (supported: {supported})."
         )
-    shape = tuple(int(extent) for extent in piece.get_shape())
-    yields, bits = _KINDS[kind]
-    return TensorInfo(shape, yields, bits, 0, int(np.prod(shape, dtype=np.int64)) * bits // 8)
+    yields, bits = _KINDS[header.dtype]
+    return TensorInfo(header.shape, yields, bits, 0, header.nbytes)
+
+
+def _mapped(place: _Place, name: str) -> npt.NDArray[Any]:
+    """A view of the file; the library has checked its header (8 bytes of length, then JSON) on opening."""
+    with open(place.shard, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        begin, _ = json.loads(file.read(length))[name]["data_offsets"]
+    header = place.header
+    return np.memmap(place.shard, _OWN[header.dtype], "r", 8 + length + begin, header.shape)

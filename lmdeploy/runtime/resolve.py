@@ -94,7 +94,7 @@ def _resolve(
         kernels=choose_kernels(),
         enable_prefix_caching=config.enable_prefix_caching,
         plan=plan,
-        notes=_notes(config, plan, spec),
+        notes=(*checkpoint.notes, *_notes(config, plan, spec)),
         cautions=_cautions(config, plan, spec, limits.num_threads, machine),
     )
 

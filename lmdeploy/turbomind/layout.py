@@ -16,18 +16,19 @@ from lmdeploy.models.spec import AttentionSpec, LayerSpec, LinearSpec, ModelSpec
 
 TILE = 16  # output channels of a packed tile
 MAX_HEAD_DIM = 512  # kMaxHeadDim of the kernels
-GROUPS = (128, 64, 32)  # inputs per scale that the kernels take
+GROUPS = (128, 64, 32, 16)  # inputs per scale that the kernels take; 16 only when they come in pairs
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # in the order of the native enumeration
-W4_ZERO, W4_MIN, INT8, BF16 = range(4)  # WeightKind of csrc/kernels/table.h
+W4_ZERO, W4_MIN, INT8, BF16, INT8_MIN = range(5)  # WeightKind of csrc/kernels/table.h
 KINDS = {
     "int4_zero": W4_ZERO,
     "int4_min": W4_MIN,
     "int8": INT8,
+    "int8_min": INT8_MIN,
     "float32": BF16,
     "float16": BF16,
     "bfloat16": BF16,
 }
-_LINE_INPUTS = {W4_ZERO: 8, W4_MIN: 8, INT8: 4, BF16: 2}  # inputs of 16 channels in 64 bytes
+_LINE_INPUTS = {W4_ZERO: 8, W4_MIN: 8, INT8: 4, BF16: 2, INT8_MIN: 4}  # inputs of 16 channels in 64 bytes
 
 
 class Header(Protocol):
@@ -39,6 +40,8 @@ class Header(Protocol):
     def kind(self) -> str: ...
     @property
     def group_size(self) -> int: ...
+    @property
+    def ordered(self) -> bool: ...
 
 
 Headers = Mapping[str, Header]
@@ -64,7 +67,7 @@ class MatrixLayout:
         if self.kind == BF16:
             return lines
         entries = tiles * TILE * padded // self.group
-        offsets = {W4_ZERO: entries, W4_MIN: 2 * entries}.get(self.kind, 0)
+        offsets = {W4_ZERO: entries, W4_MIN: 2 * entries, INT8_MIN: 2 * entries}.get(self.kind, 0)
         return lines + align(2 * entries) + align(offsets)
 
 
@@ -89,11 +92,15 @@ class InputLayout:
 
 @dataclass(frozen=True, slots=True)
 class LinearLayout:
-    """Matrices that share an input; their outputs follow each other."""
+    """Matrices that share an input; their outputs follow each other.
+
+    ordered: they take the input in an order that their tensors give (act-order).
+    """
 
     input: InputLayout
     matrices: tuple[MatrixLayout, ...]
     biases: tuple[str, ...] = ()
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,12 @@ class LayerLayout:
     def linears(self) -> tuple[LinearLayout, ...]:
         return self.qkv, self.o, self.gate_up, self.down
 
+    @property
+    def order_bytes(self) -> int:
+        """Bytes of the orders that are kept. That of `down` is not: gate and up follow it instead."""
+        kept = (self.qkv, self.o, self.gate_up)
+        return sum(align(4 * linear.input.k) for linear in kept if linear.ordered)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
@@ -120,6 +133,7 @@ class ModelLayout:
     head: MatrixLayout | None
     head_input: InputLayout
     vector_lengths: Mapping[str, int]  # every bias and norm
+    head_ordered: bool = False
 
     def matrices(self) -> Iterator[MatrixLayout]:
         """All packed matrices, in the order they are loaded."""
@@ -134,7 +148,9 @@ class ModelLayout:
     def nbytes(self) -> int:
         """Bytes of all packed weights."""
         vectors = sum(align(4 * length) for length in self.vector_lengths.values())
-        return vectors + sum(matrix.nbytes for matrix in self.matrices())
+        orders = sum(layer.order_bytes for layer in self.layers)
+        orders += align(4 * self.head_input.k) if self.head_ordered else 0
+        return vectors + orders + sum(matrix.nbytes for matrix in self.matrices())
 
 
 def ceil_div(value: int, by: int) -> int:
@@ -162,22 +178,30 @@ def model_layout(spec: ModelSpec, headers: Headers) -> ModelLayout:
     embedding = _single("embed.weight", headers)
     head = None if spec.tie_embeddings else _single(head_name, headers)
     lengths = {n: s[0] for n, s in spec.tensors() if len(s) == 1}
-    return ModelLayout(tuple(layers), embedding, head, _input([head_name], headers), lengths)
+    if headers["embed.weight"].ordered:
+        raise ModelError("tensor 'embed.weight' lists its columns in another order (act-order)")
+    ordered = _ordered([head_name], headers)
+    return ModelLayout(tuple(layers), embedding, head, _input([head_name], headers), lengths, ordered)
 
 
 def _layer(spec: ModelSpec, index: int, headers: Headers) -> LayerLayout:
     q, k, v, o, gate, up, down = spec.linears(index)
     weights = [f"{linear.name}.weight" for linear in (q, k, v, o, gate, up, down)]
-    down_input = _input(weights[6:], headers)
+    qkv, o_proj, down_proj = weights[:3], weights[3:4], weights[6:]
+    down_input = _input(down_proj, headers)
 
     def biases(*linears: LinearSpec) -> tuple[str, ...]:
         return tuple(f"{x.name}.bias" for x in linears if x.bias)
 
     return LayerLayout(
-        LinearLayout(_input(weights[:3], headers), tuple(_joined(weights[:3], headers)), biases(q, k, v)),
-        LinearLayout(_input(weights[3:4], headers), (_single(weights[3], headers),), biases(o)),
+        LinearLayout(
+            _input(qkv, headers), tuple(_joined(qkv, headers)), biases(q, k, v), _ordered(qkv, headers)
+        ),
+        LinearLayout(
+            _input(o_proj, headers), (_single(o_proj[0], headers),), biases(o), _ordered(o_proj, headers)
+        ),
         _gate_up(weights[4], weights[5], down_input, headers, biases(gate, up)),
-        LinearLayout(down_input, (_single(weights[6], headers),), biases(down)),
+        LinearLayout(down_input, (_single(weights[6], headers),), biases(down), _ordered(down_proj, headers)),
         _vectors(spec.layers[index], f"layers.{index}"),
     )
 
@@ -200,7 +224,7 @@ def _gate_up(
         n = 2 * ceil_div(parts[0].n, TILE) * TILE
         run = down_input.group or 2 * TILE
         parts = (MatrixLayout(parts[0].kind, n, parts[0].k, parts[0].group, (gate, up), run),)
-    return LinearLayout(shared, parts, biases)
+    return LinearLayout(shared, parts, biases, _ordered([gate, up], headers))
 
 
 def _joined(names: list[str], headers: Headers) -> Iterator[MatrixLayout]:
@@ -230,15 +254,27 @@ def _input(names: Iterable[str], headers: Headers) -> InputLayout:
     k = parts[0][1].shape[1]
     group = 0
     if grouped:
-        fits = [g for g in GROUPS if all(h.group_size >= k or h.group_size % g == 0 for _, h in grouped)]
+        groups = [g for g in GROUPS if g >= 32 or k % 32 == 0]
+        fits = [g for g in groups if all(h.group_size >= k or h.group_size % g == 0 for _, h in grouped)]
         if not fits:
-            name, header = min(grouped, key=lambda part: part[1].group_size % GROUPS[-1] == 0)
+            name, header = min(grouped, key=lambda part: part[1].group_size % groups[-1] == 0)
             raise ModelError(
                 f"tensor {name!r} has groups of {header.group_size} values, which the native engine cannot"
-                f" compute (supported: multiples of {GROUPS[-1]}, or one group per output channel)"
+                f" compute (supported: multiples of {groups[-1]}, or one group per output channel)"
             )
         group = fits[0]
     return InputLayout(k, group, len(grouped) < len(parts))
+
+
+def _ordered(names: list[str], headers: Headers) -> bool:
+    """Whether tensors that share an input list it in an order of their own; all of them must, or none."""
+    ordered = [headers[name].ordered for name in names]
+    if any(ordered) and not all(ordered):
+        raise ModelError(
+            f"tensor {names[ordered.index(True)]!r} lists its inputs in an order of its own (act-order), and"
+            f" {names[ordered.index(False)]!r} does not; the native engine cannot compute them together"
+        )
+    return any(ordered)
 
 
 def _kind(header: Header, name: str) -> int:

@@ -90,7 +90,7 @@ def _thread_bytes(spec: ModelSpec, layout: ModelLayout, limits: Limits) -> int:
     tile_values = max(_tile_vectors(x) * x.attention.head_dim for x in spec.layers)
     sizes = [
         _input_bytes(layout, FEW_ROWS),
-        4 * max(spec.hidden_size, q_dim),
+        *[4 * max(spec.hidden_size, q_dim)] * 2,
         4 * rows * widest,
         matmul_scratch(deepest),
         *[4 * tile_values, 4 * vectors, 4 * vectors] * 2,

@@ -17,6 +17,7 @@ from lmdeploy.quant.tensors import GroupedTensor, Tensor
 from lmdeploy.turbomind.layout import (
     BF16,
     INT8,
+    INT8_MIN,
     W4_MIN,
     W4_ZERO,
     LayerLayout,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from lmdeploy.turbomind._turbomind import Model
 
 U16 = npt.NDArray[np.uint16]
+Order = npt.NDArray[np.int32]
 _ROWS_AT_ONCE = 4096  # dense rows converted together; a multiple of a tile
 
 
@@ -44,11 +46,13 @@ def load_weights(model: Model, checkpoint: Readable, layout: ModelLayout) -> Non
 
 
 class Loader:
-    """One pass over a checkpoint; remembers which tensors lost digits."""
+    """One pass over a checkpoint; remembers which tensors lost digits, and in what order inputs come."""
 
     def __init__(self, model: Model, checkpoint: Readable) -> None:
         self._model, self._checkpoint = model, checkpoint
         self._rounded: list[str] = []
+        self._coarse: list[str] = []  # whose scales or minima lost digits
+        self._orders: dict[str, Order] = {}  # of the tensors of the linear being loaded
 
     def load(self, layout: ModelLayout) -> None:
         """Everything, in the order of the layout."""
@@ -56,37 +60,60 @@ class Loader:
         self._model.set_embedding(embedding)
         for index, layer in enumerate(layout.layers):
             self._layer(index, layer)
+        self._orders.clear()
         head = embedding if layout.head is None else self._matrix(layout.head)
         self._model.set_linear(0, "head", [head], -1)
+        if layout.head_ordered:
+            self._model.set_order(0, "head", self._order())
         self._model.set_vector(0, "final_norm", self._vectors(["norm.weight"]))
-        if self._rounded:
-            more = f" and {len(self._rounded) - 1} more tensors" if len(self._rounded) > 1 else ""
-            get_logger().info("%s%s: values rounded to 16 bits", self._rounded[0], more)
+        _report(self._rounded, "values rounded to bfloat16")
+        _report(self._coarse, "scales and minima of groups rounded to float16")
 
     def _layer(self, index: int, layer: LayerLayout) -> None:
         for role, linear in (("qkv", layer.qkv), ("o", layer.o), ("down", layer.down)):
             self._linear(index, role, linear, self._vectors(linear.biases) if linear.biases else -1)
-        self._linear(index, "gate_up", layer.gate_up, -1)
+        # What `down` reads is computed in its order: the channels of gate and up move, not the values.
+        order = self._order() if layer.down.ordered else None
+        self._linear(index, "gate_up", layer.gate_up, -1, order)
         for role, name in zip(("gate_bias", "up_bias"), layer.gate_up.biases, strict=False):
-            self._model.set_vector(index, role, self._vectors([name]))
+            self._model.set_vector(index, role, self._vectors([name], order))
         for role, name in layer.vectors.items():
             self._model.set_vector(index, role, self._vectors([name]))
 
-    def _linear(self, index: int, role: str, linear: LinearLayout, bias: int) -> None:
-        self._model.set_linear(index, role, [self._matrix(matrix) for matrix in linear.matrices], bias)
+    def _linear(
+        self, index: int, role: str, linear: LinearLayout, bias: int, rows: Order | None = None
+    ) -> None:
+        self._orders.clear()
+        matrices = [self._matrix(matrix, rows) for matrix in linear.matrices]
+        self._model.set_linear(index, role, matrices, bias)
+        if linear.ordered and role != "down":
+            self._model.set_order(index, role, self._order())
 
-    def _vectors(self, names: list[str] | tuple[str, ...]) -> int:
+    def _order(self) -> Order:
+        """In which the tensors read last list their inputs; all must agree."""
+        (first, order), *others = self._orders.items()
+        for name, other in others:
+            if not np.array_equal(order, other):
+                raise ModelError(f"tensors {first!r} and {name!r} list the same inputs in different orders")
+        return order
+
+    def _vectors(self, names: list[str] | tuple[str, ...], order: Order | None = None) -> int:
         """Biases or a norm, joined, in float32."""
         values = [np.asarray(self._checkpoint.read(name)).astype(np.float32) for name in names]
         for name, value in zip(names, values, strict=True):
             _require_finite(bool(np.isfinite(value).all()), name)
-        return self._model.add_vector(np.concatenate(values))
+        joined = np.concatenate(values)
+        return self._model.add_vector(joined if order is None else joined[order])
 
-    def _matrix(self, layout: MatrixLayout) -> int:
+    def _matrix(self, layout: MatrixLayout, rows: Order | None = None) -> int:
         matrix = self._model.add_matrix(layout.kind, layout.n, layout.k, layout.group)
         row = 0
         for half, name in enumerate(layout.tensors):
             tensor = self._checkpoint.read(name)
+            if isinstance(tensor, GroupedTensor) and tensor.order is not None:
+                self._orders[name] = tensor.order
+            if rows is not None:
+                tensor = tensor.rows(rows) if isinstance(tensor, GroupedTensor) else tensor[rows]
             self._pack(matrix, layout, name, tensor, half if layout.run else row)
             row += tensor.shape[0]
             del tensor
@@ -117,7 +144,8 @@ class Loader:
         self, layout: MatrixLayout, name: str, tensor: GroupedTensor
     ) -> tuple[npt.NDArray[np.generic], tuple[npt.NDArray[np.generic], ...]]:
         """Codes and their scales, then zeros or minima, as the packer takes them."""
-        kind = INT8 if tensor.bits == 8 else W4_MIN if tensor.mins is not None else W4_ZERO
+        with_mins = tensor.mins is not None
+        kind = (INT8_MIN if with_mins else INT8) if tensor.bits == 8 else W4_MIN if with_mins else W4_ZERO
         if kind != layout.kind:
             raise ModelError(f"tensor {name!r} is of another kind than its header says")
         parameters: tuple[npt.NDArray[np.generic], ...] = (self._half(name, tensor.scales),)
@@ -132,9 +160,16 @@ class Loader:
         """float16 bits, flat."""
         half = np.ascontiguousarray(values, dtype=np.float16)
         _require_finite(bool(np.isfinite(half).all()), name)
-        if values.dtype != np.float16 and not np.array_equal(half.astype(values.dtype), values):
-            self._rounded.append(name)
+        exact = values.dtype == np.float16 or np.array_equal(half.astype(values.dtype), values)
+        if not exact and name not in self._coarse[-1:]:
+            self._coarse.append(name)
         return half.view(np.uint16).reshape(-1)
+
+
+def _report(names: list[str], what: str) -> None:
+    if names:
+        more = f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
+        get_logger().info("%s%s: %s", names[0], more, what)
 
 
 def to_bfloat16(values: npt.NDArray[np.floating]) -> tuple[U16, bool]:

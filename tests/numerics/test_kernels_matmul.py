@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import TABLES, K
 
-QUANTISED = ["w4zero", "w4min", "int8"]
-BOUND = {"w4zero": 3e-4, "w4min": 3e-4, "int8": 3e-4, "bf16": 1e-4}
+QUANTISED = ["w4zero", "w4min", "int8", "int8min"]
+BOUND = {"w4zero": 3e-4, "w4min": 3e-4, "int8": 3e-4, "int8min": 3e-4, "bf16": 1e-4}
 KIND_GROUPS = [(kind, group) for kind in QUANTISED for group in (32, 64, 128)] + [("bf16", 0)]
 
 
@@ -58,6 +58,9 @@ def test_integers_are_exact(name, kind):
     mins = rng.integers(-8, 8, scales.shape).astype(np.float16) if kind == "w4min" else None
     if kind == "int8":
         codes = rng.integers(-128, 128, (n, k)).astype(np.int8)
+    if kind == "int8min":
+        codes = rng.integers(0, 256, (n, k)).astype(np.uint8)
+        mins = rng.integers(-8, 8, scales.shape).astype(np.float16)
     packed = cases.pack(kind, codes, k, group, scales, zeros, mins)
     want = x.astype(np.float64) @ cases.dequantize(codes, group, scales, zeros, mins).T
     got = cases.run(name, kind, group, cases.Weights(packed, codes, None), x)
@@ -99,13 +102,15 @@ def test_vector_tables_agree_bit_for_bit(kind):
 
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize(("kind", "code"), [("w4zero", 15), ("w4min", 15), ("int8", -128), ("int8", 127)])
+@pytest.mark.parametrize(
+    ("kind", "code"), [("w4zero", 15), ("w4min", 15), ("int8", -128), ("int8", 127), ("int8min", 255)]
+)
 def test_largest_sums_do_not_overflow(name, kind, code, group):
     n, k = 16, 256
     codes = np.full((n, k), code, np.int8 if kind == "int8" else np.uint8)
     scales = np.ones((n, k // group), np.float16)
     zeros = np.zeros(scales.shape, np.uint8) if kind == "w4zero" else None
-    mins = np.zeros(scales.shape, np.float16) if kind == "w4min" else None
+    mins = np.zeros(scales.shape, np.float16) if kind in ("w4min", "int8min") else None
     packed = cases.pack(kind, codes, k, group, scales, zeros, mins)
     for pattern in ([1.0], [-1.0], [1.0, -1.0, -1.0, 1.0], [0.9961, 1, -0.9961, -1]):
         x = np.tile(np.float32(pattern * (k // len(pattern))) * 3, (9, 1))
@@ -141,7 +146,7 @@ def test_zero_scales_give_zero(name):
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("group", [16, 32, 64, 128])
 def test_planes_of_prepared_rows(name, group):
     t = cases.table(name)
     rows, k = 11, 352
@@ -220,10 +225,28 @@ def test_rows_of_several_sources_share_tiles():
     np.testing.assert_allclose(got, np.concatenate([p.values for p in parts]), rtol=3e-7)
 
 
-@pytest.mark.parametrize("group", [0, 16, 48, 256])
-def test_unknown_groups_are_refused(group):
-    with pytest.raises(ValueError, match="use 32, 64 or 128"):
-        K.packed_bytes(K.INT8, 16, 64, group)
+@pytest.mark.parametrize(("group", "k"), [(0, 64), (8, 64), (48, 64), (256, 256), (16, 80)])
+def test_unknown_groups_are_refused(group, k):
+    with pytest.raises(ValueError, match="use 32, 64, 128, or 16 with a multiple of 32 columns"):
+        K.packed_bytes(K.INT8, 16, k, group)
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_groups_of_sixteen(name, kind):
+    """Over whole pairs of groups: any number of rows, any cut, each row by itself."""
+    for rows in (1, 2, 5, 8, 11):
+        for n, k in ((17, 32), (48, 352), (33, 1024)):
+            check(name, kind, 16, n, k, rows)
+    weights = cases.make_weights(kind, 48, 352, 16)
+    x = cases.activations(9, 352)
+    together = cases.run(name, kind, 16, weights, x)
+    for row in range(9):
+        assert (cases.run(name, kind, 16, weights, x[row : row + 1])[0] == together[row]).all()
+    assert (cases.run(name, kind, 16, weights, x, 1, 3) == together[:, 16:48]).all()
+    for row in (0, 47):
+        gathered = cases.table(name).gather_row(weights.packed, row)
+        np.testing.assert_allclose(gathered, weights.values[row], rtol=3e-7, atol=1e-8)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

@@ -11,7 +11,7 @@ from lmdeploy.turbomind import _turbomind
 
 K = _turbomind.kernels
 TABLES = K.supported()
-KINDS = {"w4zero": K.W4_ZERO, "w4min": K.W4_MIN, "int8": K.INT8, "bf16": K.BF16}
+KINDS = {"w4zero": K.W4_ZERO, "w4min": K.W4_MIN, "int8": K.INT8, "int8min": K.INT8_MIN, "bf16": K.BF16}
 NONE16, NONE8 = np.zeros(0, np.uint16), np.zeros(0, np.uint8)
 
 
@@ -58,12 +58,15 @@ def make_weights(
     zeros = mins = None
     if kind == "int8":
         codes = rng.integers(-128, 128, (n, k)).astype(np.int8)
+    elif kind == "int8min":
+        codes = rng.integers(0, 256, (n, k)).astype(np.uint8)
     else:
         codes = rng.integers(0, 16, (n, k)).astype(np.uint8)
     if kind == "w4zero":
         zeros = rng.integers(0, 16, (n, groups)).astype(np.uint8)
-    if kind == "w4min":
-        mins = (-7.5 * scales * rng.uniform(0.8, 1.2, scales.shape)).astype(np.float16)
+    if kind in ("w4min", "int8min"):
+        middle = 7.5 if kind == "w4min" else 127.5
+        mins = (-middle * scales * rng.uniform(0.8, 1.2, scales.shape)).astype(np.float16)
     packed = pack(kind, codes, k, group, scales, zeros, mins, src_group)
     return Weights(packed, codes, dequantize(codes, src_group or group, scales, zeros, mins))
 

@@ -119,8 +119,8 @@ def kind_offset(data: bytes, name: bytes) -> int:
         (lambda d: d[:-1], "cut off or damaged"),
         (lambda d: d[:200], "damaged GGUF file"),
         (
-            lambda d: patched(d, kind_offset(d, b"token_embd.weight"), "<I", 12),
-            "of kind Q4_K, which is not supported",
+            lambda d: patched(d, kind_offset(d, b"token_embd.weight"), "<I", 10),
+            "of kind Q2_K, which is not supported",
         ),
         (lambda d: patched(d, kind_offset(d, b"token_embd.weight"), "<I", 777), "of kind number 777"),
         (lambda d: patched(d, kind_offset(d, b"token_embd.weight") + 4, "<Q", 1 << 50), "cut off or damaged"),
@@ -141,8 +141,9 @@ def test_damage_is_one_clear_line(damage: Any, words: str, small: bytes, tmp_pat
 
 def test_unsupported_kind_lists_the_supported_ones(small: bytes, tmp_path: Path) -> None:
     path = tmp_path / "k.gguf"
-    path.write_bytes(patched(small, kind_offset(small, b"token_embd.weight"), "<I", 14))
-    with pytest.raises(ModelError, match=r"supported: BF16, F16, F32, Q4_0, Q4_1, Q8_0"):
+    path.write_bytes(patched(small, kind_offset(small, b"token_embd.weight"), "<I", 20))
+    supported = "BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0"
+    with pytest.raises(ModelError, match=f"IQ4_NL, which is not supported .supported: {supported}"):
         load_spec(path)
 
 

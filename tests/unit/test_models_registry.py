@@ -94,7 +94,7 @@ def test_rope_in_both_spellings(tmp_path: Path) -> None:
         ),
         ({"partial_rotary_factor": 0.4}, "partial_rotary_factor is 0.4"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types holds 'sliding_attention'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is of method 'awq'"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "is of method 'bitsandbytes'"),
         ({"sliding_window": 128}, "sliding_window is 128, which changes the computation"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
         ({"num_local_experts": 8}, "num_local_experts is 8"),
@@ -164,10 +164,12 @@ def test_model_format_must_agree_with_the_files(tmp_path: Path) -> None:
         open_checkpoint(path, None)
         with pytest.raises(ModelError, match=f"model_format is '{bad}', but the files are '{good}'"):
             open_checkpoint(path, bad)
-        with pytest.raises(ModelError, match=r"'awq' cannot be read yet \(readable: hf, gguf\)"):
+        with pytest.raises(ModelError, match=f"model_format is 'awq', but the files are '{good}'"):
             open_checkpoint(path, "awq")
-        with pytest.raises(ModelError, match=r"'foo' is unknown \(readable: hf, gguf\)"):
-            open_checkpoint(path, "foo")
+        readable = "hf, gguf, awq, gptq, compressed-tensors, fp8"
+        for unread in ("mxfp4", "foo"):
+            with pytest.raises(ModelError, match=rf"'{unread}' cannot be read \(readable: {readable}\)"):
+                open_checkpoint(path, unread)
 
 
 def test_a_directory_may_hold_one_gguf_file(tmp_path: Path) -> None:

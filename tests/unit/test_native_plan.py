@@ -10,7 +10,16 @@ import pytest
 from lmdeploy.errors import ModelError
 from lmdeploy.models.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
 from lmdeploy.turbomind.cpus import choose_cpus
-from lmdeploy.turbomind.layout import BF16, INT8, W4_MIN, W4_ZERO, InputLayout, MatrixLayout, model_layout
+from lmdeploy.turbomind.layout import (
+    BF16,
+    INT8,
+    INT8_MIN,
+    W4_MIN,
+    W4_ZERO,
+    InputLayout,
+    MatrixLayout,
+    model_layout,
+)
 from lmdeploy.turbomind.plan import Limits, native_plan
 
 ATTENTION = AttentionSpec(4, 2, 32, 0.2, RopeSpec(10000.0, 32))
@@ -25,6 +34,7 @@ class Info:
     shape: tuple[int, ...]
     kind: str
     group_size: int = 0
+    ordered: bool = False
 
 
 def headers(spec: ModelSpec, **kinds: tuple[str, int]) -> dict[str, Info]:
@@ -40,6 +50,8 @@ def headers(spec: ModelSpec, **kinds: tuple[str, int]) -> dict[str, Info]:
         (MatrixLayout(BF16, 48, 128, 0, ()), 48 * 128 * 2),
         (MatrixLayout(BF16, 50, 127, 0, ()), 64 * 128 * 2),
         (MatrixLayout(INT8, 48, 128, 64, ()), 48 * 128 + 48 * 2 * 2),
+        (MatrixLayout(INT8, 48, 128, 16, ()), 48 * 128 + 48 * 8 * 2),
+        (MatrixLayout(INT8_MIN, 48, 128, 32, ()), 48 * 128 + 2 * (48 * 4 * 2)),
         (MatrixLayout(W4_MIN, 48, 128, 32, ()), 48 * 64 + 2 * (48 * 4 * 2)),
         (MatrixLayout(W4_ZERO, 48, 128, 32, ()), 48 * 64 + 48 * 4 * 2 + 48 * 4),
         (MatrixLayout(W4_ZERO, 10, 576, 128, ()), 16 * 320 + 192 + 128),  # five groups; 160 and 80 padded
@@ -115,7 +127,7 @@ def test_other_feed_forward_blocks_are_refused_by_name() -> None:
         native_plan(spec, headers(spec), LIMITS)
 
 
-@pytest.mark.parametrize(("kind", "words"), [(("int3", 32), "'int3'"), (("int8", 16), "groups of 16")])
+@pytest.mark.parametrize(("kind", "words"), [(("int3", 32), "'int3'"), (("int8", 24), "groups of 24")])
 def test_unsupported_weights_are_refused_by_name(kind: tuple[str, int], words: str) -> None:
     with pytest.raises(ModelError, match=words) as error:
         model_layout(SPEC, headers(SPEC, o_proj=kind))

@@ -102,12 +102,12 @@ void Model::attention_block(Worker& w, int layer) {
   const LayerShape& shape = shape_.layers[layer];
   const LayerWeights& weights = weights_.layer(layer);
   const float* norm = shape.pre_norm ? weights.attn_norm : nullptr;
-  qkv(w, prepared(w, space_.x, nullptr, batch_.tokens, norm, shape.qkv_input), layer);
+  qkv(w, prepared(w, space_.x, nullptr, batch_.tokens, norm, shape.qkv_input, weights.qkv.order), layer);
   if (shape.qk_norm_across) norm_across_heads(w, layer);
   pool_.barrier();
   attention(w, layer);
   pool_.barrier();
-  Input input = prepared(w, space_.attention, nullptr, batch_.tokens, nullptr, shape.o_input);
+  Input input = prepared(w, space_.attention, nullptr, batch_.tokens, nullptr, shape.o_input, weights.o.order);
   project(w, weights.o, input, !shape.post_norm, shape.residual_scale);
   pool_.barrier();
   if (shape.post_norm) add_normed(w, weights.attn_post_norm, shape.residual_scale);
@@ -117,7 +117,7 @@ void Model::ffn_block(Worker& w, int layer) {
   const LayerShape& shape = shape_.layers[layer];
   const LayerWeights& weights = weights_.layer(layer);
   const float* norm = shape.pre_norm ? weights.ffn_norm : nullptr;
-  gate_up(w, prepared(w, space_.x, nullptr, batch_.tokens, norm, shape.gate_up_input), layer);
+  gate_up(w, prepared(w, space_.x, nullptr, batch_.tokens, norm, shape.gate_up_input, weights.gate_up.order), layer);
   pool_.barrier();
   Input input = make_input(shape.down_input, batch_.tokens, space_.down_input);
   project(w, weights.down, input, !shape.post_norm, shape.residual_scale);
@@ -129,8 +129,9 @@ void Model::output_head(Worker& w) {
   const SampleColumns& samples = batch_.samples;
   for (int first = 0; first < samples.count; first += space_.logit_rows) {
     int rows = std::min(space_.logit_rows, samples.count - first);
-    head_logits(w, prepared(w, space_.x, samples.token_index + first, rows, weights_.final_norm(), shape_.head_input),
-                rows);
+    Input input = prepared(w, space_.x, samples.token_index + first, rows, weights_.final_norm(), shape_.head_input,
+                           weights_.head().order);
+    head_logits(w, input, rows);
     pool_.barrier();
     sample_rows(w, first, rows);
     pool_.barrier();

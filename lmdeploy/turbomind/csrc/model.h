@@ -56,7 +56,7 @@ class Model {
 
   // operations.cpp: what the blocks consist of
   Input prepared(Worker& w, const float* rows, const int32_t* index, int count, const float* norm,
-                 const InputFormat& format);
+                 const InputFormat& format, const int32_t* order);
   void add_normed(Worker& w, const float* norm, float scale);
   void qkv(Worker& w, const Input& input, int layer);
   void query_head(Worker& w, const Input& input, int layer, int head, int begin, int rows);

@@ -28,7 +28,7 @@ void for_chunk(int item, int total_rows, F f) {
 // Normed (if `norm`) and prepared rows; row i is row index[i] of `rows`. Few rows are prepared by every thread for
 // itself; otherwise the threads share the work and meet at a barrier.
 Input Model::prepared(Worker& w, const float* rows, const int32_t* index, int count, const float* norm,
-                      const InputFormat& format) {
+                      const InputFormat& format, const int32_t* order) {
   bool alone = count <= kFewRows;
   Input input = make_input(format, count, alone ? w.space.input : space_.input);
   int begin = alone ? 0 : static_cast<int>(int64_t{count} * w.id / pool_.size());
@@ -38,6 +38,10 @@ Input Model::prepared(Worker& w, const float* rows, const int32_t* index, int co
     if (norm != nullptr) {
       kernels_.rms_norm(row, norm, shape_.norm_offset, shape_.norm_eps, format.k, w.space.row);
       row = w.space.row;
+    }
+    if (order != nullptr) {
+      for (int k = 0; k < format.k; ++k) w.space.reordered[k] = row[order[k]];
+      row = w.space.reordered;
     }
     if (format.group > 0) kernels_.prepare(row, input.int8, i, 0, format.k);
     if (format.bf16) kernels_.prepare(row, input.bf16, i, 0, format.k);

@@ -12,15 +12,18 @@ constexpr size_t kLine = 64;
 constexpr int kLinesAtOnce = 64;  // 4 KiB of a tile stay in L1 while 16 rows are spread over them
 
 bool is_w4(WeightKind kind) { return kind == kW4Zero || kind == kW4Min; }
+bool has_mins(WeightKind kind) { return kind == kW4Min || kind == kInt8Min; }
 size_t align(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-int inputs_per_line(WeightKind kind) { return is_w4(kind) ? 8 : kind == kInt8 ? 4 : 2; }
+int inputs_per_line(WeightKind kind) { return is_w4(kind) ? 8 : kind == kBf16 ? 2 : 4; }
 int code_bytes(WeightKind kind) { return kind == kBf16 ? 2 : 1; }
 
 void check(WeightKind kind, int32_t n, int32_t k, int32_t group) {
   if (n <= 0 || k <= 0) throw std::invalid_argument("a packed matrix needs at least one row and one column");
-  const bool grouped = group == 32 || group == 64 || group == 128;
+  // The vector kernels take 32 inputs at a time, so that groups of 16 must come in pairs.
+  const bool grouped = group == 32 || group == 64 || group == 128 || (group == 16 && k % 32 == 0);
   if (kind == kBf16 ? group != 0 : !grouped)
-    throw std::invalid_argument("group size " + std::to_string(group) + " cannot be packed; use 32, 64 or 128");
+    throw std::invalid_argument("group size " + std::to_string(group) +
+                                " cannot be packed; use 32, 64, 128, or 16 with a multiple of 32 columns");
 }
 
 // The 4 bytes of one lane for the next inputs_per_line inputs.
@@ -35,7 +38,7 @@ uint32_t lane_int8(const uint8_t* codes) {
   std::memcpy(&value, codes, 4);
   return value ^ 0x80808080u;
 }
-uint32_t lane_bf16(const uint8_t* codes) {
+uint32_t lane_plain(const uint8_t* codes) {
   uint32_t value;
   std::memcpy(&value, codes, 4);
   return value;
@@ -56,7 +59,7 @@ void spread_codes(WeightKind kind, const uint8_t* codes, int lines, uint8_t* out
   else if (kind == kInt8)
     spread<lane_int8, 4>(codes, lines, out);
   else
-    spread<lane_bf16, 4>(codes, lines, out);
+    spread<lane_plain, 4>(codes, lines, out);
 }
 
 uint8_t* tile_lines(const Matrix& m, int tile) {
@@ -91,7 +94,7 @@ void pack_groups(const PackSource& src, int src_row, int count, const Matrix& ds
       const size_t in = static_cast<size_t>(src_row + i) * src_groups + g * dst.group / src.group;
       const_cast<uint16_t*>(dst.scales)[out + i] = src.scales[in];
       if (dst.kind == kW4Zero) const_cast<uint8_t*>(dst.zeros)[out + i] = src.zeros[in];
-      if (dst.kind == kW4Min) const_cast<uint16_t*>(dst.mins)[out + i] = src.mins[in];
+      if (has_mins(dst.kind)) const_cast<uint16_t*>(dst.mins)[out + i] = src.mins[in];
     }
   }
 }
@@ -124,7 +127,7 @@ Matrix layout_matrix(WeightKind kind, int32_t n, int32_t k, int32_t group, void*
   m.scales = reinterpret_cast<const uint16_t*>(at);
   at += align(entries * 2);
   if (kind == kW4Zero) m.zeros = at;
-  if (kind == kW4Min) m.mins = reinterpret_cast<const uint16_t*>(at);
+  if (has_mins(kind)) m.mins = reinterpret_cast<const uint16_t*>(at);
   return m;
 }
 
@@ -132,7 +135,7 @@ size_t packed_bytes(WeightKind kind, int32_t n, int32_t k, int32_t group) {
   const Matrix m = layout_matrix(kind, n, k, group, nullptr);
   const size_t lines = static_cast<size_t>(m.tiles) * (m.k_padded / inputs_per_line(kind)) * kLine;
   const size_t entries = static_cast<size_t>(m.tiles) * m.groups * kTile;
-  const size_t offsets = kind == kW4Zero ? entries : kind == kW4Min ? entries * 2 : 0;
+  const size_t offsets = kind == kW4Zero ? entries : has_mins(kind) ? entries * 2 : 0;
   return lines + align(entries * 2) + align(offsets);
 }
 
@@ -160,6 +163,8 @@ void unpack_codes(const Matrix& src, int32_t channel, void* codes) {
       bytes[k] = k % 8 < 4 ? line[k % 4] & 15 : line[k % 4] >> 4;
     else if (src.kind == kInt8)
       bytes[k] = line[k % 4] ^ 0x80;
+    else if (src.kind == kInt8Min)
+      bytes[k] = line[k % 4];
     else
       std::memcpy(bytes + 2 * k, line + k % 2 * 2, 2);
   }

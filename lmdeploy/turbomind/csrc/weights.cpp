@@ -51,6 +51,17 @@ int Weights::add_vector(const float* values, size_t count) {
   return static_cast<int>(vectors_.size()) - 1;
 }
 
+void Weights::set_order(int layer, const std::string& role, const int32_t* order, size_t count) {
+  Linear& target = linear(layer, role);
+  if (target.count == 0 || count != size_t(target.parts[0].k)) throw std::invalid_argument("order of another length");
+  for (size_t i = 0; i < count; ++i) {
+    if (order[i] < 0 || size_t(order[i]) >= count) throw std::invalid_argument("order points outside the row");
+  }
+  int32_t* copy = arena_.take<int32_t>(count);
+  std::memcpy(copy, order, count * sizeof(int32_t));
+  target.order = copy;
+}
+
 Linear& Weights::linear(int layer, const std::string& role) {
   if (role == "head") return head_;
   LayerWeights& w = layers_.at(layer);

@@ -20,6 +20,7 @@ struct Linear {
   int count = 0;
   Matrix parts[kMaxParts];
   const float* bias = nullptr;
+  const int32_t* order = nullptr;  // input k of the parts is value order[k] of the row; null: as it is
 
   // The part that holds output channel `channel`, and the channel's number inside it.
   const Matrix& part_of(int& channel) const {
@@ -48,6 +49,8 @@ class Weights {
   // that many channels, every other one, as gate_up wants them; dst_row then is 0 (gate) or 1 (up).
   void pack(int matrix, const PackSource& source, int dst_row, int run, ThreadPool& pool);
   int add_vector(const float* values, size_t count);
+  // The order in which a linear's matrices take the values of a row: a permutation of 0..count - 1.
+  void set_order(int layer, const std::string& role, const int32_t* order, size_t count);
 
   void set_linear(int layer, const std::string& role, const std::vector<int>& matrices, int bias);
   void set_vector(int layer, const std::string& role, int vector);

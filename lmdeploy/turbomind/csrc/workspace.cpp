@@ -158,6 +158,7 @@ void Workspace::take_thread(const ModelShape& shape, const Limits& limits, const
   ThreadSpace t{};
   t.input = arena.take_bytes(wide_input_bytes(shape, kFewRows));
   t.row = arena.take<float>(std::max(shape.hidden, max_q_dim(shape)));
+  t.reordered = arena.take<float>(std::max(shape.hidden, max_q_dim(shape)));
   t.out = arena.take<float>(size_t(std::min(kRowChunk, round_up(limits.max_step_tokens, kRowBlock))) * widest);
   t.matmul = arena.take_bytes(matmul_scratch(kernels, round_up(deepest, 128)));
   t.total = take_partial(largest(shape, tile_vectors), largest(shape, tile_floats), arena);

@@ -55,6 +55,7 @@ struct Partial {
 struct ThreadSpace {
   uint8_t* input;       // prepared rows, kFewRows
   float* row;           // one normed row
+  float* reordered;     // the same values in the order that a matrix takes them
   float* out;           // results of one matmul unit
   void* matmul;         // scratch of the kernel
   Partial total, part;  // of one attention unit

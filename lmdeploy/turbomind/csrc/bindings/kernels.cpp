@@ -60,7 +60,7 @@ void pack_into(PackedMatrix& self, Bytes codes, Halves scales, Bytes zeros, Halv
   require(codes.size() == size_t(n) * k * unit, "codes must be whole rows");
   require(scales.size() >= entries, "too few scales");
   require(self.matrix.kind != kW4Zero || zeros.size() >= entries, "too few zeros");
-  require(self.matrix.kind != kW4Min || mins.size() >= entries, "too few mins");
+  require(self.matrix.mins == nullptr || mins.size() >= entries, "too few mins");
   const PackSource src{self.matrix.kind, n, k, group, codes.data(), scales.data(), zeros.data(), mins.data()};
   nb::gil_scoped_release release;
   pack_rows(src, src_row, count, self.matrix, dst_row);
@@ -222,6 +222,7 @@ void register_kernels(nb::module_& parent) {
   m.attr("W4_MIN") = int(kW4Min);
   m.attr("INT8") = int(kInt8);
   m.attr("BF16") = int(kBf16);
+  m.attr("INT8_MIN") = int(kInt8Min);
   m.def("supported", supported_tables);
   m.def("active", [] { return std::string(kernels().name); });
   m.def("detect", detect);

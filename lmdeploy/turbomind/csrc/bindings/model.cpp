@@ -157,7 +157,7 @@ void pack(Model& model, int matrix, int kind, int group, const Codes& codes, con
     Columns in(parameters);
     source.scales = in.next<const uint16_t>(entries);
     if (kind == kW4Zero) source.zeros = in.next<const uint8_t>(entries);
-    if (kind == kW4Min) source.mins = in.next<const uint16_t>(entries);
+    if (kind == kW4Min || kind == kInt8Min) source.mins = in.next<const uint16_t>(entries);
   }
   nb::gil_scoped_release release;
   model.weights().pack(matrix, source, dst_row, run, model.pool());
@@ -231,6 +231,10 @@ void register_model(nb::module_& m) {
       .def("add_vector",
            [](Model& self, const Vector<const float>& values) {
              return self.weights().add_vector(values.data(), values.shape(0));
+           })
+      .def("set_order",
+           [](Model& self, int layer, const std::string& role, const Vector<const int32_t>& order) {
+             self.weights().set_order(layer, role, order.data(), order.shape(0));
            })
       .def("set_linear", [](Model& self, int layer, const std::string& role, const std::vector<int>& matrices,
                             int bias) { self.weights().set_linear(layer, role, matrices, bias); })

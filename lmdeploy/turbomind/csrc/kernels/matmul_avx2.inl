@@ -46,7 +46,7 @@ static void widen_planes(const Activations& a, int row, int m, int k_padded, flo
 
 template <int KIND>
 INLINE Vec group_offset(const Matrix& w, size_t entry, Vec scale) {
-  if (KIND == kW4Min) return load_half(w.mins + entry);
+  if (KIND == kW4Min || KIND == kInt8Min) return load_half(w.mins + entry);
   if (KIND == kInt8) return mul(splat(-128.0f), scale);
   const __m128i bytes = _mm_loadu_si128((const __m128i*)(w.zeros + entry));
   const Vec zeros = {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
@@ -82,8 +82,9 @@ constexpr int kAhead = 4096;  // bytes: several streams (codes, scales, offsets)
 template <int KIND, int M>
 static void grouped_tile(const Matrix& w, const Activations& a, const Block& block, int row, int first, int tile,
                          float* out, ptrdiff_t ld_out) {
-  constexpr int kPerLine = KIND == kInt8 ? 4 : 8;
-  const __m256i mask = _mm256_set1_epi16(KIND == kInt8 ? 255 : 15);
+  constexpr bool kBytes = KIND == kInt8 || KIND == kInt8Min;
+  constexpr int kPerLine = kBytes ? 4 : 8;
+  const __m256i mask = _mm256_set1_epi16(kBytes ? 255 : 15);
   const int lines = w.group / kPerLine, m_all = block.m;
   const uint8_t* line = w.lines + static_cast<size_t>(tile) * (w.k_padded / kPerLine) * 64;
   const int32_t *even = block.even + first, *odd = block.odd + first;
@@ -101,7 +102,7 @@ static void grouped_tile(const Matrix& w, const Activations& a, const Block& blo
       const IntVec v = {_mm256_load_si256((const __m256i*)line), _mm256_load_si256((const __m256i*)line + 1)};
       dot_pair<M>(sums, masked(v, 0, mask), even);
       dot_pair<M>(sums, masked(v, 8, mask), odd);
-      if (KIND != kInt8) {
+      if (!kBytes) {
         dot_pair<M>(sums, masked(v, 4, mask), even + m_all);
         dot_pair<M>(sums, masked(v, 12, mask), odd + m_all);
       }
@@ -159,6 +160,8 @@ static void some_rows(const Matrix& w, const Activations& a, const Block& block,
       return grouped_tile<kW4Min, M>(w, a, block, row, first, tile, out, ld_out);
     case kInt8:
       return grouped_tile<kInt8, M>(w, a, block, row, first, tile, out, ld_out);
+    case kInt8Min:
+      return grouped_tile<kInt8Min, M>(w, a, block, row, first, tile, out, ld_out);
     case kBf16:
       return bf16_tile<M>(w, block, first, tile, out, ld_out);
   }
@@ -192,7 +195,9 @@ constexpr size_t kResident = size_t{256} << 10;  // bytes of tiles that stay in 
 
 static void matmul(const Matrix& w, const Activations& a, int tile_begin, int tile_end, float* out, ptrdiff_t ld_out,
                    void* scratch) {
-  const size_t tile_bytes = static_cast<size_t>(w.k_padded) * (w.kind == kBf16 ? 32 : w.kind == kInt8 ? 16 : 8);
+  const size_t tile_bytes = static_cast<size_t>(w.k_padded) * (w.kind == kBf16                         ? 32
+                                                               : w.kind == kInt8 || w.kind == kInt8Min ? 16
+                                                                                                       : 8);
   int at_once = tile_bytes < kResident ? static_cast<int>(kResident / tile_bytes) : 1;
   if (a.rows <= kRowBlock) at_once = tile_end - tile_begin;
   for (int begin = tile_begin; begin < tile_end; begin += at_once) {

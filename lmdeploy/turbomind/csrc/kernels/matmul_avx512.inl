@@ -22,7 +22,7 @@ INLINE void dot(__m512i& sum, __m512i weights, const int8_t* activations) {
 
 template <int KIND>
 INLINE Vec group_offset(const Matrix& w, size_t entry, Vec scale) {
-  if (KIND == kW4Min) return load_half(w.mins + entry);
+  if (KIND == kW4Min || KIND == kInt8Min) return load_half(w.mins + entry);
   if (KIND == kInt8) return mul(splat(-128.0f), scale);
   const __m512i zeros = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + entry)));
   return sub(zero(), mul(_mm512_cvtepi32_ps(zeros), scale));
@@ -33,7 +33,8 @@ constexpr int kAhead = 4096;  // bytes: several streams (codes, scales, offsets)
 // Rows [row, row + M) of one block against one tile.
 template <int KIND, int M>
 static void grouped_tile(const Matrix& w, const Activations& a, int row, int tile, float* out, ptrdiff_t ld_out) {
-  constexpr int kPerLine = KIND == kInt8 ? 4 : 8;
+  constexpr bool kBytes = KIND == kInt8 || KIND == kInt8Min;
+  constexpr int kPerLine = kBytes ? 4 : 8;
   constexpr int kSets = M == 1 ? 2 : 1;  // a single row needs more sums in flight than it has planes
   const __m512i nibble = _mm512_set1_epi8(15);
   const int lines = w.group / kPerLine;
@@ -54,14 +55,14 @@ static void grouped_tile(const Matrix& w, const Activations& a, int row, int til
       for (int j = 0; j < 2; ++j) {
         __builtin_prefetch(line + kAhead, 0, 3);
         const __m512i v = _mm512_load_si512(line);
-        const int set = KIND == kInt8 ? j % kSets : 0;
-        const __m512i first_half = KIND == kInt8 ? v : _mm512_and_si512(v, nibble);
+        const int set = kBytes ? j % kSets : 0;
+        const __m512i first_half = kBytes ? v : _mm512_and_si512(v, nibble);
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
           dot(high[m + set], first_half, hi + m * 4);
           dot(low[m + set], first_half, lo + m * 4);
         }
-        if (KIND != kInt8) {
+        if (!kBytes) {
           const __m512i second_half = _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble);
 #pragma GCC unroll 8
           for (int m = 0; m < M; ++m) {
@@ -133,6 +134,8 @@ static void block_tile(const Matrix& w, const Activations& a, int row, int tile,
       return grouped_tile<kW4Min, M>(w, a, row, tile, out, ld_out);
     case kInt8:
       return grouped_tile<kInt8, M>(w, a, row, tile, out, ld_out);
+    case kInt8Min:
+      return grouped_tile<kInt8Min, M>(w, a, row, tile, out, ld_out);
     case kBf16:
       return bf16_tile<M>(w, a, row, tile, out, ld_out);
   }
@@ -150,7 +153,9 @@ constexpr size_t kResident = size_t{256} << 10;  // bytes of tiles that stay in 
 
 static void matmul(const Matrix& w, const Activations& a, int tile_begin, int tile_end, float* out, ptrdiff_t ld_out,
                    void*) {
-  const size_t tile_bytes = static_cast<size_t>(w.k_padded) * (w.kind == kBf16 ? 32 : w.kind == kInt8 ? 16 : 8);
+  const size_t tile_bytes = static_cast<size_t>(w.k_padded) * (w.kind == kBf16                         ? 32
+                                                               : w.kind == kInt8 || w.kind == kInt8Min ? 16
+                                                                                                       : 8);
   const int at_once = tile_bytes < kResident ? static_cast<int>(kResident / tile_bytes) : 1;
   for (int begin = tile_begin; begin < tile_end; begin += at_once) {
     const int end = begin + at_once < tile_end ? begin + at_once : tile_end;

@@ -57,12 +57,14 @@ size_t plane_index(const Activations& a, int row, int k, int per) {
   return size_t(row / kRowBlock) * kRowBlock * a.k_padded + (size_t(k / per) * m + row % kRowBlock) * per + k % per;
 }
 
+bool has_bytes(const Matrix& w) { return w.kind == kInt8 || w.kind == kInt8Min; }
+
 // The stored code of one weight; Int8 is still offset by 128.
 int code_at(const Matrix& w, int channel, int k) {
-  const int per_line = w.kind == kInt8 ? 4 : 8;
+  const int per_line = has_bytes(w) ? 4 : 8;
   const size_t line = size_t(channel / kTile) * (w.k_padded / per_line) + k / per_line;
   const uint8_t byte = w.lines[line * 64 + channel % kTile * 4 + k % 4];
-  if (w.kind == kInt8) return byte;
+  if (has_bytes(w)) return byte;
   return k % 8 < 4 ? byte & 15 : byte >> 4;
 }
 
@@ -77,14 +79,14 @@ float bf16_at(const Matrix& w, int channel, int k) {
 float group_offset(const Matrix& w, size_t entry) {
   const float scale = half_to_float(w.scales[entry]);
   if (w.kind == kW4Zero) return -(float(w.zeros[entry]) * scale);
-  if (w.kind == kW4Min) return half_to_float(w.mins[entry]);
+  if (w.mins != nullptr) return half_to_float(w.mins[entry]);
   return -128.0f * scale;
 }
 
 // One row against the 16 channels of a tile. The inner loops run over channels, which compilers turn into vectors.
 void grouped_tile(const Matrix& w, const Activations& a, int tile, int row, float* out) {
-  const int per_line = w.kind == kInt8 ? 4 : 8;
-  const uint32_t mask = w.kind == kInt8 ? 255 : 15;
+  const int per_line = has_bytes(w) ? 4 : 8;
+  const uint32_t mask = has_bytes(w) ? 255 : 15;
   const uint8_t* line = w.lines + size_t(tile) * (w.k_padded / per_line) * 64;
   float result[kTile] = {};
   for (int g = 0; g < w.groups; ++g) {
@@ -179,7 +181,7 @@ void gather_row(const Matrix& w, int row, float* out) {
     const float scale = half_to_float(w.scales[entry]);
     const int code = code_at(w, row, k);
     if (w.kind == kW4Zero) out[k] = float(code - w.zeros[entry]) * scale;
-    if (w.kind == kW4Min) out[k] = float(code) * scale + half_to_float(w.mins[entry]);
+    if (w.mins != nullptr) out[k] = float(code) * scale + half_to_float(w.mins[entry]);
     if (w.kind == kInt8) out[k] = float(code - 128) * scale;
   }
 }

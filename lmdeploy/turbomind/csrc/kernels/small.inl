@@ -168,17 +168,18 @@ static float half_to_float(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_c
 
 static void gather_row(const Matrix& w, int row, float* out) {
   if (w.kind == kBf16) return gather_bf16(w, row, out);
-  const int per_line = w.kind == kInt8 ? 4 : 8;
+  const bool bytes = w.kind == kInt8 || w.kind == kInt8Min;
+  const int per_line = bytes ? 4 : 8;
   const uint8_t* lane = w.lines + static_cast<size_t>(row / kTile) * (w.k_padded / per_line) * 64 + row % kTile * 4;
   for (int g = 0; g < w.groups; ++g) {
     const size_t entry = (static_cast<size_t>(row / kTile) * w.groups + g) * kTile + row % kTile;
     const float scale = half_to_float(w.scales[entry]);
-    const float least = w.kind == kW4Min ? half_to_float(w.mins[entry]) : 0.0f;
+    const float least = w.mins != nullptr ? half_to_float(w.mins[entry]) : 0.0f;
     const int zero_code = w.kind == kInt8 ? 128 : w.kind == kW4Zero ? w.zeros[entry] : 0;
     const int end = (g + 1) * w.group < w.k ? (g + 1) * w.group : w.k;
     for (int k = g * w.group; k < end; ++k) {
       const uint8_t byte = lane[static_cast<size_t>(k / per_line) * 64 + k % 4];
-      const int code = w.kind == kInt8 ? byte : k % 8 < 4 ? byte & 15 : byte >> 4;
+      const int code = bytes ? byte : k % 8 < 4 ? byte & 15 : byte >> 4;
       out[k] = static_cast<float>(code - zero_code) * scale + least;
     }
   }

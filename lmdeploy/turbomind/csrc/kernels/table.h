@@ -24,11 +24,12 @@ enum WeightKind : int32_t {
   kW4Min = 1,   // w = code * scale + min
   kInt8 = 2,    // w = code * scale, stored as code + 128
   kBf16 = 3,
+  kInt8Min = 4,  // w = code * scale + min, code u8
 };
 
 // A packed matrix [n, k]. Tiles of 16 output channels follow each other; inside a tile lines of 64 bytes run along k.
 //   W4   ("N16K8"): line = 16 channels x 8 k; the 4 bytes of lane c hold k 0..3 in low and k 4..7 in high nibbles
-//   Int8 ("N16K4"): line = 16 channels x 4 k, u8
+//   Int8 and Int8Min ("N16K4"): line = 16 channels x 4 k, u8
 //   Bf16 ("N16K2"): line = 16 channels x 2 k
 // k is padded with zero codes to a multiple of `group` (Bf16: of 2), n with channels of scale 0 to a multiple of 16.
 struct Matrix {
@@ -36,11 +37,11 @@ struct Matrix {
   int32_t n, k;   // logical
   int32_t tiles;  // ceil(n / 16)
   int32_t k_padded;
-  int32_t group, groups;   // inputs per scale: 32, 64 or 128 (Bf16: 0); k_padded / group
+  int32_t group, groups;   // inputs per scale: 16 (k a multiple of 32), 32, 64, 128 (Bf16: 0); k_padded / group
   const uint8_t* lines;    // 64-byte aligned
   const uint16_t* scales;  // fp16 [tiles][groups][16]
   const uint8_t* zeros;    // [tiles][groups][16], kW4Zero
-  const uint16_t* mins;    // fp16 [tiles][groups][16], kW4Min
+  const uint16_t* mins;    // fp16 [tiles][groups][16], kW4Min and kInt8Min
 };
 
 // Rows of activations prepared for a matmul. Row r lives in block r / 8; a block with m rows (8, or the rest in the

@@ -1,0 +1,58 @@
+"""AWQ, version `gemm`: 4 bits, one scale and one zero point per group of inputs.
+
+qweight int32 [K, N / 8], qzeros int32 [K / group, N / 8]: bits 4 i .. 4 i + 3 of word c belong to output
+channel 8 c + (0, 2, 4, 6, 1, 3, 5, 7)[i];  scales [K / group, N];  w = (code - zero) * scale
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lmdeploy.models.formats.module import FLOATS, Array, Matrix, Module, Options, channel_scales
+from lmdeploy.quant.tensors import GroupedTensor, Tensor
+
+_CHANNELS = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """Inputs per scale, -1: one group."""
+
+    group_size: int
+    name: str = "awq"
+    notes: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ("qweight",)
+    parts: tuple[str, ...] = ("qweight", "qzeros", "scales")
+
+    def matrix(self, module: Module) -> Matrix:
+        k, words = module.plane("qweight", ("I32",))
+        groups = module.groups("qweight", k, self.group_size)
+        module.check("qzeros", ("I32",), (groups, words))
+        module.check("scales", FLOATS, (groups, 8 * words))
+        return Matrix((8 * words, k), "int4_zero", 4, k // groups)
+
+    def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
+        codes, zeros = _channels(parts["qweight"]), _channels(parts["qzeros"])
+        group = codes.shape[1] // zeros.shape[1]
+        return GroupedTensor(4, group, codes, channel_scales(parts["scales"]), zeros=zeros)
+
+
+def scheme(options: Options) -> Awq:
+    """ModelError for a variant that is not read."""
+    options.one_of("bits", (4,))
+    options.one_of("version", ("gemm",), "gemm")
+    options.one_of("zero_point", (True,), True)
+    return Awq(options.group_size())
+
+
+def _channels(words: Array) -> npt.NDArray[np.uint8]:
+    """int32 [rows, N / 8] -> codes [N, rows]. The words are turned, not the codes: an eighth as many."""
+    turned = np.ascontiguousarray(words.T).view(np.uint32)
+    codes = np.empty((turned.shape[0], 8, turned.shape[1]), np.uint8)
+    for i, channel in enumerate(_CHANNELS):
+        codes[:, channel] = turned >> np.uint32(4 * i) & np.uint32(15)
+    return codes.reshape(-1, turned.shape[1])

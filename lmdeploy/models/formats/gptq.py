@@ -1,0 +1,92 @@
+"""GPTQ: 4 bits with a zero point, or 8 bits symmetric, per group of inputs.
+
+    qweight int32 [K bits / 32, N], inputs from the lowest bits on;  scales [groups, N]
+    qzeros int32 [groups, N bits / 32], channels from the lowest bits on; checkpoint_format `gptq` (version 1)
+    stores zero - 1, `gptq_v2` stores the zero;  g_idx int32 [K]: the group of each input
+    w = (code - zero) * scale[group]
+
+With desc_act the groups are not consecutive inputs (act-order). Sorted by group they are: the columns of
+codes are put in that order, which is given with the tensor, and no value changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from lmdeploy.models.formats.module import (
+    FLOATS,
+    Array,
+    Matrix,
+    Module,
+    Options,
+    channel_scales,
+    order_of,
+    unpack,
+)
+from lmdeploy.quant.tensors import GroupedTensor, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """zero_offset: what is added to a stored zero point."""
+
+    bits: int
+    group_size: int
+    desc_act: bool
+    zero_offset: int
+    name: str = "gptq"
+    notes: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ("qweight",)
+    parts: tuple[str, ...] = ("qweight", "qzeros", "scales", "g_idx")
+
+    def matrix(self, module: Module) -> Matrix:
+        words, n = module.plane("qweight", ("I32",))
+        per_word = 32 // self.bits
+        k = words * per_word
+        groups = module.groups("qweight", k, self.group_size)
+        module.check("qzeros", ("I32",), (groups, n // per_word))
+        module.check("scales", FLOATS, (groups, n))
+        if self.desc_act or "g_idx" in module.headers:
+            module.check("g_idx", ("I32", "I64"), (k,))
+        return Matrix(
+            (n, k),
+            "int4_zero" if self.bits == 4 else "int8",
+            self.bits,
+            k // groups,
+            self.desc_act and groups > 1,
+        )
+
+    def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
+        codes = unpack(parts["qweight"].T, self.bits)
+        zeros = np.ascontiguousarray(unpack(parts["qzeros"], self.bits).T)
+        zeros += np.uint8(self.zero_offset)  # 1 to 16; 8 bits wrap, and are checked below
+        scales, group = channel_scales(parts["scales"]), codes.shape[1] // zeros.shape[1]
+        order = None
+        if "g_idx" in parts and zeros.shape[1] > 1:
+            order = order_of(module, "g_idx", parts["g_idx"], group)
+        if order is not None and not self.desc_act:
+            if not np.array_equal(order, np.arange(len(order))):
+                raise module.fail("g_idx", "is not in order, although desc_act is false")
+            order = None
+        if order is not None:
+            codes = codes[:, order]
+        if self.bits == 4:
+            return GroupedTensor(4, group, codes, scales, zeros=zeros, order=order)
+        if (zeros != 128).any():
+            raise module.fail(
+                "qzeros", "holds zero points other than 128; 8 bits are read when symmetric only"
+            )
+        return GroupedTensor(8, group, (codes ^ 0x80).view(np.int8), scales, order=order)
+
+
+def scheme(options: Options) -> Gptq:
+    """ModelError for a variant that is not read."""
+    bits = options.one_of("bits", (4, 8))
+    if bits == 8:
+        options.one_of("sym", (True,), True)
+    form = options.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    desc_act = options.one_of("desc_act", (True, False), False)
+    return Gptq(bits, options.group_size(-1), desc_act, 0 if form == "gptq_v2" else 1)

@@ -1,0 +1,157 @@
+"""What the formats share: typed options, the tensors of one quantised matrix, unpacking of small integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ml_dtypes  # noqa: F401  (first: it registers bfloat16 with NumPy)
+import numpy as np
+import numpy.typing as npt
+
+from lmdeploy.errors import ModelError
+from lmdeploy.models.formats.gguf_blocks import TensorKind
+from lmdeploy.quant.tensors import Tensor
+
+Array = npt.NDArray[Any]
+FLOATS = ("F16", "BF16", "F32")
+
+
+class Options:
+    """quantization_config, or a part of it; messages name the field."""
+
+    def __init__(self, values: Mapping[str, Any], source: str, prefix: str = "quantization_config") -> None:
+        self.values, self.source, self.prefix = values, source, prefix
+
+    def fail(self, key: str, what: str) -> ModelError:
+        return ModelError(f"{self.source}: {self.prefix}.{key} {what}.")
+
+    def one_of(self, key: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
+        """The value of `key`, which must be among `allowed`; texts are compared in lower case."""
+        value = self.values.get(key)
+        value = default if value is None else value
+        value = value.lower() if isinstance(value, str) else value
+        if not any(type(value) is type(one) and value == one for one in allowed):
+            raise self.fail(
+                key, f"is {value!r}, which cannot be read (readable: {', '.join(map(str, allowed))})"
+            )
+        return value
+
+    def group_size(self, default: int | None = None) -> int:
+        """Inputs per scale: a multiple of 32, or -1 for one scale per output channel."""
+        value = self.values.get("group_size", default)
+        if type(value) is not int or (value != -1 and (value < 32 or value % 32)):
+            raise self.fail("group_size", f"is {value!r}; a multiple of 32, or -1, is expected")
+        return value
+
+    def part(self, key: str) -> Options | None:
+        """A JSON object inside, or None when absent or null."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.fail(key, "is no object")
+        return None if value is None else Options(value, self.source, f"{self.prefix}.{key}")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Of one stored tensor: shape and safetensors type name."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """What reading one quantised matrix yields: [N, K], see models.checkpoint.TensorInfo."""
+
+    shape: tuple[int, int]
+    kind: TensorKind
+    bits: int
+    group_size: int
+    ordered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """The stored tensors of one matrix by their last name, for checks; `name` and `source` for messages."""
+
+    source: str
+    name: str
+    headers: Mapping[str, Header]
+
+    def fail(self, part: str, what: str) -> ModelError:
+        return ModelError(f"{self.source}: tensor '{self.name}.{part}' {what}.")
+
+    def plane(self, part: str, dtypes: tuple[str, ...]) -> tuple[int, int]:
+        """Shape of a two-dimensional part of one of these types."""
+        self.check(part, dtypes)
+        shape = self.headers[part].shape
+        if len(shape) != 2 or not all(shape):
+            raise self.fail(part, f"has shape {list(shape)}; two dimensions are expected")
+        return shape[0], shape[1]
+
+    def check(self, part: str, dtypes: tuple[str, ...], shape: tuple[int, ...] | None = None) -> None:
+        """That a part is there, of one of these types and of this shape."""
+        header = self.headers.get(part)
+        if header is None:
+            raise self.fail(part, "is missing")
+        if header.dtype not in dtypes:
+            raise self.fail(part, f"is of type {header.dtype}; {' or '.join(dtypes)} is expected")
+        if shape is not None and header.shape != shape:
+            raise self.fail(part, f"has shape {list(header.shape)}; {list(shape)} is expected")
+
+    def groups(self, part: str, k: int, group_size: int) -> int:
+        """Groups of k inputs; every group must be whole."""
+        group = k if group_size == -1 else group_size
+        if k % group:
+            raise self.fail(part, f"holds {k} inputs, which are not whole groups of {group}")
+        return k // group
+
+
+class Scheme(Protocol):
+    """One format with its options."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Last names of the tensors of which one says that its matrix is quantised."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Last names of all tensors of a quantised matrix, also those that are not read."""
+
+    def matrix(self, module: Module) -> Matrix:
+        """From headers; ModelError naming the tensor that does not fit."""
+
+    def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
+        """The values, from stored tensors [as `matrix` has checked them]."""
+
+
+def unpack(words: Array, bits: int) -> npt.NDArray[np.uint8]:
+    """int32 [..., n] -> codes uint8 [..., n * 32 / bits], lowest bits first; bits is 4 or 8."""
+    packed = np.ascontiguousarray(words, dtype="<i4").view(np.uint8)
+    if bits == 8:
+        return packed
+    codes = np.empty((*packed.shape[:-1], 2 * packed.shape[-1]), np.uint8)
+    np.bitwise_and(packed, 15, out=codes[..., 0::2])
+    np.right_shift(packed, 4, out=codes[..., 1::2])
+    return codes
+
+
+def channel_scales(scales: Array) -> npt.NDArray[np.floating]:
+    """[groups, N] as stored -> [N, groups], float16 as it is, other types as float32."""
+    wide = scales if scales.dtype == np.float16 else scales.astype(np.float32)
+    return np.ascontiguousarray(wide.T)
+
+
+def order_of(module: Module, part: str, group_of: Array, group: int) -> npt.NDArray[np.int32]:
+    """Inputs sorted by the group that `group_of` [K] gives each (act-order); every group must be full."""
+    order = np.argsort(group_of, kind="stable").astype(np.int32)
+    if not np.array_equal(group_of[order], np.arange(len(order)) // group):
+        raise module.fail(part, f"does not place {group} inputs in each group")
+    return order

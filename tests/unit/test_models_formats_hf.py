@@ -1,0 +1,407 @@
+"""AWQ, GPTQ, compressed-tensors and fp8 checkpoints against independent packing: values bit for bit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import quantised_hf as q
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmdeploy.errors import ModelError
+from lmdeploy.models.checkpoint import Checkpoint, Source
+from lmdeploy.models.formats import scheme_of
+from lmdeploy.models.formats.module import Header, Module
+from lmdeploy.models.quantised_store import QuantisedStore
+from lmdeploy.models.registry import load_spec, open_checkpoint
+from lmdeploy.models.safetensors_dir import SafetensorsStore
+from lmdeploy.quant.tensors import GroupedTensor, Tensor
+
+AWQ = {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": 128, "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": False}
+PACKED = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 128}
+
+
+def compressed(form: str = "pack-quantized", **weights: Any) -> dict[str, Any]:
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {**PACKED, **weights}}},
+        "ignore": ["lm_head"],
+    }
+
+
+def read(quantization: dict[str, Any], parts: q.Parts) -> tuple[Tensor, Any]:
+    """One matrix through its scheme, and what its headers said."""
+    scheme = scheme_of({"quantization_config": quantization}, "config.json")
+    assert scheme is not None
+    headers = {n: Header(v.shape, q._DTYPES[v.dtype.name], v.nbytes) for n, v in parts.items()}
+    module = Module("here", "x", headers)
+    matrix = scheme.matrix(module)
+    return scheme.read(module, parts), matrix
+
+
+def check(quantization: dict[str, Any], parts: q.Parts, expected: q.Array, ordered: bool = False) -> None:
+    tensor, info = read(quantization, parts)
+    assert isinstance(tensor, GroupedTensor)
+    assert info.shape == tensor.shape == expected.shape
+    assert (info.bits, info.group_size) == (tensor.bits, tensor.group_size)
+    assert info.ordered == ordered
+    assert ordered <= (tensor.order is not None)
+    assert tensor.scales.dtype in (np.float16, np.float32)
+    assert np.array_equal(tensor.dequantize(), expected)
+
+
+shapes = given(
+    words=st.integers(1, 5),
+    groups=st.integers(1, 4),
+    group=st.sampled_from([32, 64, 128]),
+    seed=st.integers(0, 999),
+)
+some = settings(max_examples=20, deadline=None, derandomize=True)
+
+
+@some
+@shapes
+def test_awq(words: int, groups: int, group: int, seed: int) -> None:
+    """K39: nibble order 0, 2, 4, 6, 1, 3, 5, 7 for weights and zero points."""
+    matrix = q.random_matrix(8 * words, group * groups, group, seed=seed)
+    check({**AWQ, "group_size": group}, q.pack_awq(*matrix), q.weights(*matrix))
+
+
+def test_awq_by_hand() -> None:
+    """One word: the bits of channel c are at the place of c in 0, 2, 4, 6, 1, 3, 5, 7."""
+    parts = {
+        "qweight": np.full((32, 1), 0x75316420, np.uint32).view(np.int32),
+        "qzeros": np.zeros((1, 1), np.int32),
+        "scales": np.ones((1, 8), np.float16),
+    }
+    tensor, _ = read({**AWQ, "group_size": 32}, parts)
+    assert isinstance(tensor, GroupedTensor)
+    assert tensor.dequantize()[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@some
+@shapes
+def test_gptq(version: int, words: int, groups: int, group: int, seed: int) -> None:
+    """Version 1 stores zero - 1 (so that 16 is a zero point and 0 is none), version 2 the zero itself."""
+    matrix = q.random_matrix(8 * words, group * groups, group, seed=seed, least_zero=2 - version)
+    if version == 1:
+        matrix[1].flat[0] = 16
+    form = {"checkpoint_format": "gptq_v2"} if version == 2 else {}
+    parts = q.pack_gptq(stored_less=2 - version)(*matrix)
+    check({**GPTQ, "group_size": group, **form}, parts, q.weights(*matrix))
+    del parts["g_idx"]
+    check({**GPTQ, "group_size": group, **form}, parts, q.weights(*matrix))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@some
+@shapes
+def test_gptq_symmetric(bits: int, words: int, groups: int, group: int, seed: int) -> None:
+    matrix = q.random_matrix(8 * words, group * groups, group, bits, symmetric=True, seed=seed)
+    parts = q.pack_gptq(bits)(*matrix)
+    check({**GPTQ, "bits": bits, "sym": True, "group_size": group}, parts, q.weights(*matrix))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@some
+@shapes
+def test_gptq_act_order(bits: int, words: int, groups: int, group: int, seed: int) -> None:
+    """Inputs sorted by group; the order comes with the tensor and dequantising puts them back."""
+    n, k = 8 * words, group * (groups + 1)
+    matrix = q.random_matrix(n, k, group, bits, symmetric=bits == 8, seed=seed, least_zero=1)
+    g_idx = q.act_order(k, group, seed)
+    parts = q.pack_gptq(bits, g_idx=g_idx)(*matrix)
+    config = {**GPTQ, "bits": bits, "sym": bits == 8, "group_size": group, "desc_act": True}
+    check(config, parts, q.weights(*matrix, g_idx), ordered=True)
+
+
+def test_one_group_a_channel() -> None:
+    """group_size -1: one scale for all inputs, whatever the order they were quantised in."""
+    matrix = q.random_matrix(16, 96, 96, least_zero=1)
+    for desc_act in (False, True):
+        check({**GPTQ, "group_size": -1, "desc_act": desc_act}, q.pack_gptq()(*matrix), q.weights(*matrix))
+    check({**AWQ, "group_size": -1}, q.pack_awq(*matrix), q.weights(*matrix))
+    check(compressed(strategy="channel"), q.pack_compressed()(*matrix), q.weights(*matrix))
+
+
+@pytest.mark.parametrize(("bits", "symmetric"), [(4, True), (4, False), (8, True)])
+@some
+@shapes
+def test_compressed_tensors(
+    bits: int, symmetric: bool, words: int, groups: int, group: int, seed: int
+) -> None:
+    n, k = 8 * words, group * (groups + 1)
+    matrix = q.random_matrix(n, k, group, bits, symmetric, seed)
+    config = compressed(num_bits=bits, symmetric=symmetric, group_size=group)
+    check(config, q.pack_compressed(bits, symmetric)(*matrix), q.weights(*matrix))
+    g_idx = q.act_order(k, group, seed)
+    ordered = q.pack_compressed(bits, symmetric, g_idx)(*matrix)
+    check(config, ordered, q.weights(*matrix, g_idx), ordered=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_scales_of_other_types_lose_nothing(dtype: Any) -> None:
+    codes, zeros, scales = q.random_matrix(16, 128, 32)
+    scales = (scales.astype(np.float32) * np.float32(1.001)).astype(dtype)
+    check({**AWQ, "group_size": 32}, q.pack_awq(codes, zeros, scales), q.weights(codes, zeros, scales))
+    check(
+        compressed(group_size=32), q.pack_compressed()(codes, zeros, scales), q.weights(codes, zeros, scales)
+    )
+
+
+FP8_BLOCK = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}
+
+
+@pytest.mark.parametrize(
+    ("config", "mark", "shape", "rows", "columns"),
+    [
+        (FP8_BLOCK, "weight_scale_inv", (3, 2), 128, 128),
+        ({"quant_method": "fp8"}, "weight_scale", (), 300, 200),
+        ({"quant_method": "fp8"}, "weight_scale_inv", (1,), 300, 200),
+        (compressed("float-quantized", num_bits=8, type="float"), "weight_scale", (300, 1), 1, 200),
+        (compressed("float-quantized", num_bits=8, type="float"), "weight_scale", (1,), 300, 200),
+    ],
+)
+@pytest.mark.parametrize("scale_type", [np.float32, ml_dtypes.bfloat16])
+def test_fp8(
+    config: dict[str, Any], mark: str, shape: tuple[int, ...], rows: int, columns: int, scale_type: Any
+) -> None:
+    """Every code of the type, each weight rounded once more than float64 does."""
+    n, k = 300, 200
+    rng = np.random.default_rng(5)
+    codes = rng.integers(0, 255, (n, k)).astype(np.uint8)
+    codes[codes == 0x7F] = 0  # NaN, as 0xff is
+    values = codes.view(ml_dtypes.float8_e4m3fn)
+    scale = rng.uniform(0.001, 0.1, shape).astype(scale_type)
+    tensor, info = read(config, {"weight": values, mark: scale, "input_scale": np.ones(1, np.float32)})
+    own = scale.astype(np.float64).reshape(shape if len(shape) == 2 else (1, 1))
+    wide = np.repeat(np.repeat(own, rows, 0)[:n], columns, 1)[:, :k]
+    exact = values.astype(np.float64) * wide
+    assert not isinstance(tensor, GroupedTensor)
+    assert (info.shape, info.kind, tensor.dtype) == ((n, k), "bfloat16", ml_dtypes.bfloat16)
+    error = np.abs(tensor.astype(np.float64) - exact)
+    assert (error <= np.abs(exact) * 2.0**-8).all()
+    assert np.array_equal(tensor, exact.astype(np.float32).astype(ml_dtypes.bfloat16))
+
+
+def quantised(name: str, n: int, k: int, seed: int) -> tuple[q.Parts, q.Array]:
+    matrix = q.random_matrix(n, k, 128, seed=seed)
+    return q.pack_awq(*matrix), q.weights(*matrix)
+
+
+def no_gate(name: str, n: int, k: int, seed: int) -> tuple[q.Parts, q.Array] | None:
+    return None if name.endswith("gate_proj") else quantised(name, n, k, seed)
+
+
+def test_a_whole_model_and_its_headers(tmp_path: Path) -> None:
+    """Names and shapes as if it were not quantised; modules left out of it are plain; headers are true."""
+    model = q.llama(no_gate)
+    path = model.write(tmp_path, {**AWQ, "modules_to_not_convert": ["gate_proj"]})
+    checkpoint = open_checkpoint(path)
+    total = 0
+    for name in checkpoint.names():
+        info, tensor = checkpoint.info(name), checkpoint.read(name)
+        grouped = isinstance(tensor, GroupedTensor)
+        assert info.shape == tensor.shape
+        assert info.kind == ("int4_zero" if grouped else "float16")
+        assert grouped == ("proj.weight" in name and "gate" not in name)
+        total += info.file_bytes
+    assert total == sum(value.nbytes for value in model.stored.values())
+    for ours, theirs in (
+        ("layers.1.attn.k_proj.weight", "model.layers.1.self_attn.k_proj.weight"),
+        ("layers.0.ffn.down_proj.weight", "model.layers.0.mlp.down_proj.weight"),
+    ):
+        tensor = checkpoint.read(ours)
+        assert isinstance(tensor, GroupedTensor)
+        assert np.array_equal(tensor.dequantize(), model.dense[theirs])
+
+
+def test_fused_projections_are_split_by_rows(tmp_path: Path) -> None:
+    """A family whose file holds gate and up as one quantised matrix: any rows of it, in any order."""
+    model = q.llama(quantised)
+    spec = load_spec(model.write(tmp_path, AWQ))
+    scheme = scheme_of({"quantization_config": AWQ}, "config.json")
+    assert scheme is not None
+    ffn = replace(spec.layers[0].ffn, intermediate_size=256, bias=False)
+    order = np.arange(256, 512, dtype=np.intp)[::-1]
+    table = {
+        "layers.{i}.ffn.gate_proj.weight": Source(
+            "model.layers.{i}.mlp.up_proj.weight", lambda s, i: slice(0, 256)
+        ),
+        "layers.{i}.ffn.up_proj.weight": Source("model.layers.{i}.mlp.up_proj.weight", lambda s, i: order),
+    }
+    shapes = dict(replace(spec, layers=(replace(spec.layers[0], ffn=ffn),)).tensors())
+
+    class Fused:
+        family, layers, norm = "test", spec.layers[:1], spec.norm
+
+        def tensors(self) -> Any:
+            for part in ("gate", "up"):
+                name = f"layers.0.ffn.{part}_proj.weight"
+                yield name, shapes[name]
+
+    store = QuantisedStore(SafetensorsStore(tmp_path), scheme)
+    checkpoint = Checkpoint(Fused(), store, table, lambda name: True)  # type: ignore[arg-type]
+    dense = model.dense["model.layers.0.mlp.up_proj.weight"]
+    for part, rows in (("gate", slice(0, 256)), ("up", order)):
+        name = f"layers.0.ffn.{part}_proj.weight"
+        tensor, info = checkpoint.read(name), checkpoint.info(name)
+        assert isinstance(tensor, GroupedTensor)
+        assert np.array_equal(tensor.dequantize(), dense[rows])
+        assert (info.shape, info.kind, info.group_size) == ((256, q.HIDDEN), "int4_zero", 128)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({**AWQ, "bits": 3}, "quantization_config.bits is 3"),
+        ({**AWQ, "version": "gemv"}, "quantization_config.version is 'gemv'"),
+        ({**AWQ, "zero_point": False}, "quantization_config.zero_point is False"),
+        ({**AWQ, "group_size": 48}, "quantization_config.group_size is 48"),
+        ({**AWQ, "group_size": None}, "quantization_config.group_size is None"),
+        ({**GPTQ, "bits": 2}, "quantization_config.bits is 2"),
+        ({**GPTQ, "bits": 8, "sym": False}, "quantization_config.sym is False"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, "quantization_config.checkpoint_format is 'marlin'"),
+        ({**GPTQ, "desc_act": "yes"}, "quantization_config.desc_act is 'yes'"),
+        (compressed("nvfp4-pack-quantized"), "quantization_config.format is 'nvfp4-pack-quantized'"),
+        (compressed("int-quantized"), "quantization_config.format is 'int-quantized'"),
+        (compressed(num_bits=2), "quantization_config.config_groups.group_0.weights.num_bits is 2"),
+        (compressed(type="float"), "quantization_config.config_groups.group_0.weights.type is 'float'"),
+        (compressed(num_bits=8), "weights.symmetric is False"),
+        ({**compressed(), "config_groups": {}}, "config_groups is missing or empty"),
+        ({**FP8_BLOCK, "fmt": "e5m2"}, "quantization_config.fmt is 'e5m2'"),
+        ({**FP8_BLOCK, "weight_block_size": [128]}, "quantization_config.weight_block_size is [128]"),
+        ({"quant_method": "mxfp4"}, "is of method 'mxfp4', which cannot be read (readable: awq, gptq"),
+        ({"quant_method": "smooth_quant"}, "is of method 'smooth_quant'"),
+        ("int8", "is of method None"),
+    ],
+)
+def test_variants_that_are_not_read_are_refused_by_name(config: Any, words: str, tmp_path: Path) -> None:
+    path = q.llama(quantised).write(tmp_path, config)
+    with pytest.raises(ModelError) as caught:
+        open_checkpoint(path)
+    message = str(caught.value)
+    assert words in message
+    assert "config.json" in message
+    assert "\n" not in message
+
+
+def lose(part: str) -> Callable[[dict[str, q.Array]], None]:
+    return lambda stored: stored.pop(f"model.layers.1.mlp.up_proj.{part}") is None
+
+
+def put(part: str, value: q.Array) -> Callable[[dict[str, q.Array]], None]:
+    return lambda stored: stored.update({f"model.layers.1.mlp.up_proj.{part}": value})
+
+
+def read_all(path: Path) -> None:
+    checkpoint = open_checkpoint(path)
+    for name in checkpoint.names():
+        checkpoint.read(name)
+
+
+UP = "tensor 'model.layers.1.mlp.up_proj."
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lose("qweight"), UP + "weight' is missing"),
+        (lose("qzeros"), UP + "qzeros' is missing"),
+        (lose("scales"), UP + "scales' is missing"),
+        (put("qzeros", np.zeros((2, 63), np.int32)), UP + "qzeros' has shape [2, 63]; [2, 64] is expected"),
+        (put("scales", np.ones((4, 512), np.float16)), UP + "scales' has shape [4, 512]; [2, 512]"),
+        (put("scales", np.ones((2, 512), np.int32)), UP + "scales' is of type I32; F16 or BF16 or F32"),
+        (put("qweight", np.zeros((256, 64), np.int64)), UP + "qweight' is of type I64; I32 is expected"),
+        (
+            put("qweight", np.zeros((200, 64), np.int32)),
+            "holds 200 inputs, which are not whole groups of 128",
+        ),
+        (
+            put("scales", np.full((2, 512), np.nan, np.float16)),
+            UP + "weight' holds values that are not finite",
+        ),
+        (put("g_idx", np.zeros(256, np.int32)), UP + "g_idx' has no place in a llama model"),
+    ],
+)
+def test_damage_is_one_clear_line(
+    damage: Callable[[dict[str, q.Array]], None], words: str, tmp_path: Path
+) -> None:
+    model = q.llama(quantised)
+    damage(model.stored)
+    path = model.write(tmp_path, AWQ)
+    with pytest.raises(ModelError) as caught:
+        read_all(path)
+    assert words in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
+    file = q.llama(quantised).write(tmp_path, AWQ) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="not a sound safetensors file"):
+        open_checkpoint(tmp_path)
+
+
+def test_fp8_parts_that_do_not_fit() -> None:
+    codes, scale = q.e4m3(np.ones((256, 256))), np.ones((2, 2), np.float32)
+    wide = codes.astype(ml_dtypes.float8_e5m2)
+    for parts, words in (
+        ({"weight": codes, "weight_scale_inv": scale[:1]}, "weight_scale_inv' has shape [1, 2]; [2, 2]"),
+        ({"weight": wide, "weight_scale_inv": scale}, "weight' is of type F8_E5M2; F8_E4M3 is expected"),
+    ):
+        with pytest.raises(ModelError, match=re.escape(words)):
+            read(FP8_BLOCK, parts)
+
+
+def test_orders_that_cannot_be_are_refused() -> None:
+    matrix = q.random_matrix(8, 256, 128, least_zero=1)
+    uneven = np.arange(256) // 128
+    uneven[0] = 1
+    with pytest.raises(ModelError, match="g_idx' does not place 128 inputs in each group"):
+        read({**GPTQ, "desc_act": True}, q.pack_gptq(g_idx=uneven)(*matrix))
+    ordered = q.pack_gptq(g_idx=q.act_order(256, 128, 3))(*matrix)
+    with pytest.raises(ModelError, match="g_idx' is not in order, although desc_act is false"):
+        read(GPTQ, ordered)
+    del ordered["g_idx"]
+    with pytest.raises(ModelError, match="g_idx' is missing"):
+        read({**GPTQ, "desc_act": True}, ordered)
+
+
+def test_eight_bits_with_a_zero_point_are_refused() -> None:
+    matrix = q.random_matrix(8, 128, 128, 8, least_zero=1)
+    with pytest.raises(ModelError, match="holds zero points other than 128"):
+        read({**GPTQ, "bits": 8, "sym": True}, q.pack_gptq(8)(*matrix))
+
+
+def test_model_format_follows_the_files(tmp_path: Path) -> None:
+    path = q.llama(quantised).write(tmp_path / "awq", AWQ)
+    for accepted in (None, "awq"):
+        open_checkpoint(path, accepted).close()
+    for other in ("hf", "gptq", "fp8", "gguf"):
+        with pytest.raises(ModelError, match=f"model_format is '{other}', but the files are 'awq'"):
+            open_checkpoint(path, other)
+    plain = q.llama(lambda *_: None).write(tmp_path / "plain", AWQ)
+    with pytest.raises(ModelError, match="declares 'awq' weights, but no tensor ends in qweight"):
+        open_checkpoint(plain)
+
+
+def test_what_is_rounded_is_said(tmp_path: Path) -> None:
+    def fp8(name: str, n: int, k: int, seed: int) -> tuple[q.Parts, q.Array]:
+        values = q.e4m3(np.random.default_rng(seed).standard_normal((n, k)))
+        return {"weight": values, "weight_scale": np.float32([0.05])}, values.astype(np.float32) * 0.05
+
+    path = q.llama(fp8).write(tmp_path / "fp8", {"quant_method": "fp8"})
+    assert open_checkpoint(path).notes == ("fp8 weights are held as bfloat16, each rounded once",)
+    assert open_checkpoint(q.llama(quantised).write(tmp_path / "awq", AWQ)).notes == ()
