@@ -11,7 +11,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lmdeploy.config import ChatTemplateConfig, GenerationConfig, TurbomindEngineConfig
+    from lmdeploy.config import (
+        ChatTemplateConfig,
+        GenerationConfig,
+        PytorchEngineConfig,
+        TurbomindEngineConfig,
+    )
     from lmdeploy.pipeline import Pipeline, Response, Session, pipeline
 
 __version__ = "0.1.0"
@@ -20,6 +25,7 @@ __all__ = [
     "ChatTemplateConfig",
     "GenerationConfig",
     "Pipeline",
+    "PytorchEngineConfig",
     "Response",
     "Session",
     "TurbomindEngineConfig",
@@ -30,6 +36,7 @@ __all__ = [
 _HOME = {
     "ChatTemplateConfig": "lmdeploy.config",
     "GenerationConfig": "lmdeploy.config",
+    "PytorchEngineConfig": "lmdeploy.config",
     "TurbomindEngineConfig": "lmdeploy.config",
     "Pipeline": "lmdeploy.pipeline",
     "Response": "lmdeploy.pipeline",
@@ -38,7 +45,6 @@ _HOME = {
 }
 
 _ABSENT = {
-    "PytorchEngineConfig": "this version has no PyTorch engine; TurbomindEngineConfig runs on CPUs",
     "SpeculativeConfig": "this version has no speculative decoding",
     "VisionConfig": "models here read text only",
     "Tokenizer": "lmdeploy.text.tokenizer.load_tokenizer(path) gives one",

@@ -28,10 +28,16 @@ _ONE_MACHINE = "this version runs one engine on one machine"
 _GPU = "it concerns GPUs only"
 _PREFIX = "the prefix cache keeps every full block; enable_prefix_caching=False turns it off"
 _SCHEDULE = "steps are planned from max_prefill_token_num alone"
+_STATE_SPACE = "it concerns state-space models only"
+_EXPERTS = "it concerns mixture-of-experts models only"
+_DIFFUSION = "it concerns diffusion language models only"
+_EAGER = "no step is captured as a CUDA graph"
+_BLOCKS = "their number follows from cache_max_entry_count"
 
 
 def _field(default: Any, help: str, **rules: Any) -> Any:
-    """A field that works. Rules: kind (type of values), low, high, open_low, open_high, choices, optional."""
+    """A field that works. Rules: kind (type of values), low, high, open_low, open_high, choices, optional,
+    flag (its command-line flag where that is not its name)."""
     return dataclasses.field(default=default, metadata={"help": help, **rules})
 
 
@@ -47,14 +53,17 @@ def is_fixed(field: dataclasses.Field[Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class TurbomindEngineConfig:
-    """Options of the native engine. None means: decided at start from model and machine, and printed there.
+class EngineConfig:
+    """Options that every engine has; given as it is, it leaves the choice of the engine to the start.
 
-    Raises ConfigError, naming field, value and reason.
+    None means: decided at start from model and machine, and printed there. Raises ConfigError, naming field,
+    value and reason.
     """
 
-    dtype: Literal["auto", "bfloat16"] = _field(
-        "auto", "type of 16-bit weights; the CPU engine keeps them in bfloat16", choices=("auto", "bfloat16")
+    dtype: str = _field(
+        "auto",
+        "type of 16-bit weights: the native engine keeps them in bfloat16",
+        choices=("auto", "bfloat16"),
     )
     model_format: str | None = _field(
         None,
@@ -103,12 +112,30 @@ class TurbomindEngineConfig:
     tp: int = _fixed(1, _ONE_MACHINE)
     dp: int = _fixed(1, _ONE_MACHINE)
     ep: int = _fixed(1, _ONE_MACHINE)
+    attn_tp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
+    mlp_tp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
+    quant_policy: int | str | None = _fixed(0, "the key/value cache is kept in 16 bit", None, "none")
+    hf_overrides: Mapping[str, Any] | None = _fixed(None, "edit config.json in the model directory", {})
+    empty_init: bool = _fixed(False, "weights are always read from the model")
+    language_model_only: bool = _fixed(False, "only the language model is read", True)
+    enable_metrics: bool = _fixed(True, "no metrics are collected", False)
+
+    def __post_init__(self) -> None:
+        _check(self, ConfigError)
+
+
+@dataclass(frozen=True, slots=True)
+class TurbomindEngineConfig(EngineConfig):
+    """Options of the native engine, which computes on the CPU.
+
+    None means: decided at start from model and machine, and printed there. Raises ConfigError, naming field,
+    value and reason.
+    """
+
     cp: int = _fixed(1, _ONE_MACHINE)
     device_num: int | None = _fixed(None, _GPU, 1)
-    attn_tp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
     attn_cp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
     attn_dp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
-    mlp_tp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
     mlp_dp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
     outer_dp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
     nnodes: int = _fixed(1, _ONE_MACHINE)
@@ -116,15 +143,10 @@ class TurbomindEngineConfig:
     dist_init_addr: str | None = _fixed(None, _ONE_MACHINE)
     devices: Sequence[int] | None = _fixed(None, _GPU)
     communicator: str = _fixed("nccl", _GPU)
-    quant_policy: int | str | None = _fixed(0, "the key/value cache is kept in 16 bit", None, "none")
-    hf_overrides: Mapping[str, Any] | None = _fixed(None, "edit config.json in the model directory", {})
     rope_scaling_factor: float = _fixed(0.0, "the model's own rope_scaling is used", 1.0)
     use_logn_attn: bool = _fixed(False, "no supported model is trained with it")
-    empty_init: bool = _fixed(False, "weights are always read from the model")
-    language_model_only: bool = _fixed(False, "only the language model is read", True)
-    enable_metrics: bool = _fixed(True, "no metrics are collected", False)
     cache_chunk_size: int = _fixed(-1, "the whole cache is allocated at start", 0)
-    cache_checkpoint_interval: int = _fixed(4096, "it concerns state-space models only")
+    cache_checkpoint_interval: int = _fixed(4096, _STATE_SPACE)
     cache_prompt: str = _fixed("auto", _PREFIX, "all")
     cache_prompt_boundary_skip: int = _fixed(1, _PREFIX)
     cache_generation: str = _fixed("auto", _PREFIX, "all")
@@ -132,8 +154,57 @@ class TurbomindEngineConfig:
     max_prefill_iters: int = _fixed(1, _SCHEDULE)
     async_: int = _fixed(1, "steps run one after the other", 0)
 
-    def __post_init__(self) -> None:
-        _check(self, ConfigError)
+
+@dataclass(frozen=True, slots=True)
+class PytorchEngineConfig(EngineConfig):
+    """Options of the PyTorch engine, which computes on a CUDA card or the CPU; `pip install lmdeploy[torch]`.
+
+    None means: decided at start from model and machine, and printed there. Raises ConfigError, naming field,
+    value and reason.
+    """
+
+    dtype: str = _field(
+        "auto",
+        "type of matrices and cache; auto: bfloat16 on a card, float32 on the CPU",
+        choices=("auto", "bfloat16", "float16", "float32"),
+    )
+    device_type: str = _field(
+        "auto",
+        "where the PyTorch engine computes; auto: on a CUDA card that torch can use, else on the CPU",
+        choices=("auto", "cuda", "cpu"),
+        flag="--device",
+    )
+
+    dp_rank: int = _fixed(0, _ONE_MACHINE)
+    moe_tp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
+    prefill_interval: int = _fixed(16, _SCHEDULE)
+    block_size: int = _fixed(64, "the size of a cache block is cache_block_seq_len")
+    kernel_block_size: int = _fixed(-1, "the size of a cache block is cache_block_seq_len")
+    num_cpu_blocks: int = _fixed(0, _BLOCKS)
+    num_gpu_blocks: int = _fixed(0, _BLOCKS)
+    adapters: Mapping[str, str] | None = _fixed(None, "adapters are not supported", {})
+    cudagraph_capture_batch_sizes: Sequence[int] | None = _fixed(None, _EAGER)
+    eager_mode: bool = _fixed(False, _EAGER, True)
+    thread_safe: bool = _fixed(False, "a pipeline may be used from any thread", True)
+    prefix_cache_state_budget: int = _fixed(0, _STATE_SPACE)
+    prefix_cache_decode_state_interval: int = _fixed(0, _STATE_SPACE)
+    custom_module_map: Mapping[str, str] | None = _fixed(None, "code of a model is never run", {})
+    distributed_executor_backend: str | None = _fixed(None, _ONE_MACHINE, "uni")
+    enable_microbatch: bool = _fixed(False, _EXPERTS)
+    enable_eplb: bool = _fixed(False, _EXPERTS)
+    enable_return_routed_experts: bool = _fixed(False, _EXPERTS)
+    enable_mp_engine: bool = _fixed(False, "the server always runs the engine in its own process")
+    mp_engine_backend: str = _fixed("mp", "the server always runs the engine in its own process")
+    enable_transfer_obj_ref: bool = _fixed(False, _ONE_MACHINE)
+    logprobs_mode: str | None = _fixed(
+        None, "log-probabilities are those of the raw logits and need no mode", "raw_logprobs"
+    )
+    dllm_block_length: int | None = _fixed(None, _DIFFUSION)
+    dllm_unmasking_strategy: str = _fixed("low_confidence_dynamic", _DIFFUSION)
+    dllm_denoising_steps: int | None = _fixed(None, _DIFFUSION)
+    dllm_confidence_threshold: float = _fixed(0.85, _DIFFUSION)
+    role: str = _fixed("Hybrid", _ONE_MACHINE)
+    migration_backend: str = _fixed("DLSlime", _ONE_MACHINE)
 
 
 @dataclass(frozen=True, slots=True)

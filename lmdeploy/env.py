@@ -56,6 +56,9 @@ XDG_CACHE_HOME = Variable(
 )
 HF_TOKEN = Variable("HF_TOKEN", "access token for models on the hub that need one")
 USE_MODELSCOPE = Variable("LMDEPLOY_USE_MODELSCOPE", "refused when on: models come from the Hugging Face hub")
+CUDA_VISIBLE_DEVICES = Variable(
+    "CUDA_VISIBLE_DEVICES", "cards the PyTorch engine may use, by number or id; the first one computes"
+)
 CUDA_HOME = Variable("CUDA_HOME", "CUDA toolkit; only reported by `lmdeploy check_env`")
 SSL_KEYFILE = Variable("SSL_KEYFILE", "private key file for `lmdeploy serve api_server --ssl`")
 SSL_CERTFILE = Variable("SSL_CERTFILE", "certificate file for `lmdeploy serve api_server --ssl`")
@@ -70,5 +73,6 @@ VARIABLES = (
     USE_MODELSCOPE,
     SSL_KEYFILE,
     SSL_CERTFILE,
+    CUDA_VISIBLE_DEVICES,
     CUDA_HOME,
 )

@@ -77,7 +77,7 @@ def fields(cls: Any) -> list[str]:
 def configuration() -> str:
     from lmdeploy import config
 
-    names = ("TurbomindEngineConfig", "GenerationConfig", "ChatTemplateConfig")
+    names = ("TurbomindEngineConfig", "PytorchEngineConfig", "GenerationConfig", "ChatTemplateConfig")
     parts = ["# Configuration", ""]
     for name in names:
         parts += fields(getattr(config, name))

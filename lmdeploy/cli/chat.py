@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from lmdeploy.cli.flags import add_flags, from_args
-from lmdeploy.config import GenerationConfig, TurbomindEngineConfig
-from lmdeploy.errors import ConfigError, UserError
+from lmdeploy.cli.flags import add_engine_flags, add_flags, engine_config
+from lmdeploy.config import EngineConfig, GenerationConfig
+from lmdeploy.errors import UserError
 
 if TYPE_CHECKING:
     from lmdeploy.cli.conversation import Conversation
@@ -66,7 +66,6 @@ def add_parser(subparsers: Any) -> None:
     add("--system", metavar="TEXT", help="system text of the conversation")
     add("--chat-template", metavar="FILE", help="chat template (Jinja or JSON) in place of the model's own")
     add("--log-level", default="WARNING", metavar="LEVEL", help="what is logged (default: WARNING)")
-    add("--backend", default="turbomind", help="the engine; this version has turbomind")
     add("--trust-remote-code", action="store_true", help="no effect: code of a model is never run")
     add(
         "--max-new-tokens",
@@ -76,18 +75,16 @@ def add_parser(subparsers: Any) -> None:
         help="most tokens of an answer (4096)",
     )
     add_flags(parser.add_argument_group("sampling"), GenerationConfig, only=_SAMPLING)
-    add_flags(parser.add_argument_group("engine"), TurbomindEngineConfig)
+    add_engine_flags(parser.add_argument_group("engine"))
 
 
 def run(args: argparse.Namespace) -> int:
     from lmdeploy.cli.conversation import Conversation
 
-    if args.backend != "turbomind":
-        raise ConfigError(f"--backend {args.backend}: this version has turbomind only")
     sampling = {k: v for k, v in vars(args).items() if k in _SAMPLING}
     config = GenerationConfig(max_new_tokens=args.max_new_tokens, **sampling)
     # A conversation is one sequence: room for more would only be memory taken from others.
-    engine = from_args(TurbomindEngineConfig, args, max_batch_size=getattr(args, "max_batch_size", 1))
+    engine = engine_config(args, max_batch_size=getattr(args, "max_batch_size", 1))
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     pipe, plan = _load(args, engine)
     with pipe:
@@ -100,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         return _interactive(conversation) if sys.stdin.isatty() else _piped(conversation)
 
 
-def _load(args: argparse.Namespace, engine: TurbomindEngineConfig) -> tuple[Pipeline, str]:
+def _load(args: argparse.Namespace, engine: EngineConfig) -> tuple[Pipeline, str]:
     """The pipeline, and the memory plan unless it was printed.
 
     Whoever watches one of the streams in a terminal sees the plan before the weights are read. A program that

@@ -19,6 +19,7 @@ from typing import Any
 
 from lmdeploy import __version__
 from lmdeploy.cli import cuda_report
+from lmdeploy.runtime import gpu
 
 _PACKAGES = (
     "numpy",
@@ -55,8 +56,6 @@ _FEATURES = (
     "sve",
 )
 
-NO_PYTORCH = "not part of this version; the native engine runs on CPUs"
-
 
 @dataclass(frozen=True, slots=True)
 class Probes:
@@ -64,9 +63,9 @@ class Probes:
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    run: Callable[[Sequence[str]], str | None] = cuda_report.run_command
+    run: Callable[[Sequence[str]], str | None] = gpu.run_command
     version: Callable[[str], str | None] = cuda_report.distribution_version
-    torch_dir: Callable[[], Path | None] = cuda_report.torch_directory
+    torch_dir: Callable[[], Path | None] = gpu.torch_directory
 
 
 def add_parser(subparsers: Any) -> None:
@@ -113,7 +112,7 @@ def collect(probes: Probes) -> dict[str, Any]:
         "huge_pages": facts["huge_pages"],
         "engines": {
             "turbomind": native_engine(),
-            "pytorch": {"available": False, "reason": NO_PYTORCH},
+            "pytorch": torch_engine(machine.gpus, gpu.read_torch(probes.torch_dir())),
         },
         "families": _families(),
         "cuda": dataclasses.asdict(report),
@@ -130,6 +129,17 @@ def native_engine() -> dict[str, Any]:
     except ImportError as error:
         return {"available": False, "reason": f"its extension module does not load: {error}"}
     return {"available": True, "kernel_sets": sets, "kernels": choose_kernels()}
+
+
+def torch_engine(gpus: tuple[gpu.Gpu, ...], torch: gpu.TorchInstall | None) -> dict[str, Any]:
+    """Whether torch is installed, and where the engine would compute."""
+    from lmdeploy.runtime.engine_choice import INSTALL, Offers
+
+    if torch is None:
+        return {"available": False, "reason": f"torch is not installed: {INSTALL}"}
+    offers = Offers(gpus, torch)
+    device = f"the {offers.card.name}" if offers.card else f"the CPU ({offers.why_no_card()})"
+    return {"available": True, "torch": torch.version, "device": device}
 
 
 def render(facts: Mapping[str, Any]) -> str:
@@ -169,6 +179,8 @@ def _bound(memory: Mapping[str, Any]) -> str:
 def _engine(engine: Mapping[str, Any]) -> str:
     if not engine["available"]:
         return f"not available, {engine['reason']}"
+    if "torch" in engine:
+        return f"available, torch {engine['torch']} on {engine['device']}"
     return f"available, kernels {engine['kernels']} (of {', '.join(engine['kernel_sets'])})"
 
 

@@ -7,17 +7,15 @@ of CUDA. The native engine needs none of it; the report is for people who also b
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import re
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmdeploy.runtime.gpu import Run, read_torch
+
 # Oldest Linux driver for each CUDA release line (NVIDIA, CUDA compatibility guide).
 _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
-
-Run = Callable[[Sequence[str]], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +28,6 @@ class CudaReport:
     torch_cuda: str | None
     cuda_home: str | None
     problems: tuple[str, ...]
-
-
-def run_command(command: Sequence[str]) -> str | None:
-    """Standard output of a command, None where it cannot be run or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
-
-
-def torch_directory() -> Path | None:
-    """Where torch is installed; does not import it."""
-    found = importlib.util.find_spec("torch")
-    if found is None or not found.submodule_search_locations:
-        return None
-    return Path(found.submodule_search_locations[0])
 
 
 def distribution_version(name: str) -> str | None:
@@ -63,7 +44,8 @@ def cuda_report(
     """Ask everything once. `torch_dir` is the folder of the installed package, `torch` its version."""
     driver = _driver(run)
     nvcc = _nvcc(run, "nvcc")
-    torch_cuda = _torch_cuda(torch_dir)
+    found = read_torch(torch_dir)
+    torch_cuda = found.cuda if found else None
     home = environ.get("CUDA_HOME") or None
     problems = _home_problems(home, run, nvcc)
     if nvcc and torch_cuda and nvcc != torch_cuda:
@@ -83,15 +65,6 @@ def _driver(run: Run) -> str | None:
 
 def _nvcc(run: Run, command: str) -> str | None:
     found = re.search(r"release (\d+\.\d+)", run([command, "--version"]) or "")
-    return found[1] if found else None
-
-
-def _torch_cuda(torch_dir: Path | None) -> str | None:
-    try:
-        text = (torch_dir / "version.py").read_text() if torch_dir else ""
-    except OSError:
-        return None
-    found = re.search(r"^cuda\b[^=\n]*=\s*['\"](\d+\.\d+)", text, re.M)
     return found[1] if found else None
 
 

@@ -11,11 +11,16 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any, TypeVar
 
-from lmdeploy.config import is_fixed
+from lmdeploy.config import EngineConfig, PytorchEngineConfig, TurbomindEngineConfig, is_fixed
+from lmdeploy.errors import ConfigError
 
 Config = TypeVar("Config")
 Flags = argparse.ArgumentParser | argparse._ArgumentGroup
 
+ENGINES: dict[str, type[EngineConfig]] = {
+    "turbomind": TurbomindEngineConfig,
+    "pytorch": PytorchEngineConfig,
+}
 _TYPES = {int: "N", float: "X", str: "TEXT"}
 
 
@@ -30,9 +35,10 @@ def normalise(argv: list[str]) -> list[str]:
     return out
 
 
-def flag_name(field_name: str) -> str:
-    """The flag of a field: `session_len` -> `--session-len`."""
-    return "--" + field_name.rstrip("_").replace("_", "-")
+def flag_name(field: dataclasses.Field[Any]) -> str:
+    """The flag of a field: `session_len` -> `--session-len`, unless it names its own."""
+    flag: str = field.metadata.get("flag") or "--" + field.name.rstrip("_").replace("_", "-")
+    return flag
 
 
 def add_flags(parser: Flags, cls: type[Any], only: Collection[str] | None = None) -> None:
@@ -44,7 +50,43 @@ def add_flags(parser: Flags, cls: type[Any], only: Collection[str] | None = None
     for field in dataclasses.fields(cls):
         mapping = field.metadata.get("kind") == "bias"  # has no form on a command line
         if (only is None or field.name in only) and not mapping:
-            parser.add_argument(flag_name(field.name), dest=field.name, **_options(field))
+            parser.add_argument(flag_name(field), dest=field.name, **_options(field))
+
+
+def add_engine_flags(group: Flags) -> None:
+    """`--backend` and the flags of every engine, each once."""
+    group.add_argument(
+        "--backend",
+        choices=tuple(ENGINES),
+        help="the engine: turbomind (native, on the CPU) or pytorch (on a CUDA card or the CPU); default: "
+        "the better fit, said at start",
+    )
+    added = set[str]()
+    for cls in reversed(ENGINES.values()):
+        names = {field.name for field in dataclasses.fields(cls)} - added
+        add_flags(group, cls, names)
+        added |= names
+
+
+def engine_config(args: argparse.Namespace, **more: Any) -> EngineConfig:
+    """The configuration of the engine that `--backend` names, or what all engines share when it names none.
+
+    Flags of other engines are checked too: ConfigError for a value that would not be followed.
+    """
+    chosen = ENGINES[args.backend] if args.backend else EngineConfig
+    config = from_args(chosen, args, **more)
+    own = {field.name for field in dataclasses.fields(chosen)}
+    for name, cls in ENGINES.items():
+        for field in dataclasses.fields(cls):
+            value = getattr(args, field.name, field.default)
+            if field.name in own or value == field.default:
+                continue
+            given: dict[str, Any] = {field.name: value}
+            cls(**given)
+            if not is_fixed(field):
+                hint = f"{flag_name(field)} belongs to the {name} engine: add --backend {name}"
+                raise ConfigError(hint, param=field.name)
+    return config
 
 
 def from_args(cls: type[Config], args: argparse.Namespace, **more: Any) -> Config:
@@ -56,6 +98,8 @@ def from_args(cls: type[Config], args: argparse.Namespace, **more: Any) -> Confi
 
 def _options(field: dataclasses.Field[Any]) -> dict[str, Any]:
     rules = field.metadata
+    if is_fixed(field) and str(field.type).startswith(("Sequence", "Mapping")):
+        return {"nargs": "+", "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     if is_fixed(field):
         return {"type": _literal, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS, **_bare(field)}
     shown = "" if field.default is None else f" (default: {field.default})"

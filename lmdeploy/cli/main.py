@@ -35,9 +35,7 @@ _REMOVED_COMMANDS = {
 }
 
 _TEMPLATE = "give the chat template as a JSON file with --chat-template"
-_PYTORCH = "it belongs to the PyTorch engine, which this version does not have"
 _SPECULATION = "this version has no speculative decoding; leave it out"
-_EXPERTS = "no supported model has experts; leave it out"
 _REMOVED_FLAGS = {
     "--meta-instruction": _TEMPLATE,
     "--cap": _TEMPLATE,
@@ -45,24 +43,6 @@ _REMOVED_FLAGS = {
     "--quant-path": "the key/value cache needs no file",
     "--qos-config-path": "limit the load with --max-concurrent-requests",
     "--disable-vision-encoder": "use --language-model-only",
-    "--adapters": _PYTORCH,
-    "--device": "the engine runs on the CPU; leave it out",
-    "--eager-mode": _PYTORCH,
-    "--logprobs-mode": "log-probabilities are always those of the raw logits; leave it out",
-    "--kernel-block-size": "use --cache-block-seq-len",
-    "--prefix-cache-state-budget": _PYTORCH,
-    "--prefix-cache-decode-state-interval": _PYTORCH,
-    "--distributed-executor-backend": _PYTORCH,
-    "--cudagraph-capture-batch-sizes": _PYTORCH,
-    "--role": _PYTORCH,
-    "--migration-backend": _PYTORCH,
-    "--enable-microbatch": _PYTORCH,
-    "--enable-eplb": _EXPERTS,
-    "--enable-return-routed-experts": _EXPERTS,
-    "--dllm-block-length": _PYTORCH,
-    "--dllm-unmasking-strategy": _PYTORCH,
-    "--dllm-denoising-steps": _PYTORCH,
-    "--dllm-confidence-threshold": _PYTORCH,
     "--speculative-algorithm": _SPECULATION,
     "--speculative-draft-model": _SPECULATION,
     "--speculative-num-draft-tokens": _SPECULATION,

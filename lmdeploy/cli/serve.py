@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy import env
-from lmdeploy.cli.flags import add_flags, from_args
-from lmdeploy.config import TurbomindEngineConfig
+from lmdeploy.cli.flags import add_engine_flags, engine_config
+from lmdeploy.config import EngineConfig
 from lmdeploy.errors import ConfigError
 
 _ABSENT_FLAGS = {
@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
     _add_server_flags(parser.add_argument_group("server"))
     _add_model_flags(parser.add_argument_group("model"))
     engine = parser.add_argument_group("engine")
-    add_flags(engine, TurbomindEngineConfig)
+    add_engine_flags(engine)
     engine.add_argument(
         "--disable-prefix-caching",
         dest="enable_prefix_caching",
@@ -94,13 +94,12 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         metavar="SOURCE",
         help="sampling defaults: auto (the model's), lmdeploy (none) or a folder (default: auto)",
     )
-    add("--backend", default="turbomind", help="the engine; this version has turbomind")
     add("--trust-remote-code", action="store_true", help="no effect: code of a model is never run")
 
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    return _serve(args, from_args(TurbomindEngineConfig, args))
+    return _serve(args, engine_config(args))
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -108,8 +107,6 @@ def _check(args: argparse.Namespace) -> None:
     for name, instead in _ABSENT_FLAGS.items():
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is not available: {instead}")
-    if args.backend != "turbomind":
-        raise ConfigError(f"--backend {args.backend}: this version has turbomind only")
     if args.max_concurrent_requests < 1:
         raise ConfigError("--max-concurrent-requests must be at least 1")
     if args.max_log_len is not None and args.max_log_len < 0:
@@ -120,7 +117,7 @@ def _check(args: argparse.Namespace) -> None:
                 raise ConfigError(f"--ssl needs {variable.name}, the path of a file, in the environment")
 
 
-def _serve(args: argparse.Namespace, engine: TurbomindEngineConfig) -> int:
+def _serve(args: argparse.Namespace, engine: EngineConfig) -> int:
     # Imported here: parsers are built without loading the web server or an engine.
     from pathlib import Path
 

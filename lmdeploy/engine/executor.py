@@ -23,6 +23,17 @@ class Capabilities:
     max_logprobs: int
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an executor is built for: the most a step may hold, the size of a cache block, compute threads."""
+
+    max_rows: int
+    max_step_tokens: int
+    max_context: int  # tokens of the longest sequence that is planned for; longer ones work too
+    block_size: int  # tokens
+    num_threads: int
+
+
 class Executor(Protocol):
     """Implemented by the native engine, the torch engine, fakes and simulators."""
 

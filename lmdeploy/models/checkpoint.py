@@ -74,7 +74,11 @@ class GGUFStore:
         """What is not held as the file has it, one line each."""
         kinds = {tensor.layout.name for tensor in self._file.tensors.values()}
         wide = ", ".join(kind for kind in WIDE_SCALES if kind in kinds)
-        return (f"group scales of {wide} are rounded to float16; codes are as in the file",) if wide else ()
+        return (
+            (f"the native engine rounds group scales of {wide} to float16; codes are as in the file",)
+            if wide
+            else ()
+        )
 
     def names(self) -> Iterable[str]:
         return self._file.tensors.keys()

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmdeploy.errors import ModelError
-from lmdeploy.models.formats.gguf_blocks import LAYOUTS, Layout, TensorKind
+from lmdeploy.models.formats.gguf_blocks import LAYOUTS, Layout, TensorKind, unpack
 from lmdeploy.quant.tensors import Tensor
 
 _MAX_DIMS = 4
@@ -84,7 +84,7 @@ class GGUFFile:
         layout = tensor.layout
         if layout.unpack is None:
             return _floats(raw, layout.kind).reshape(tensor.shape)
-        grouped = layout.unpack(raw.reshape(-1, tensor.shape[-1] // layout.block, layout.block_bytes))
+        grouped = unpack(layout, raw.reshape(-1, tensor.shape[-1] // layout.block, layout.block_bytes))
         return grouped if len(tensor.shape) == 2 else grouped.dequantize().reshape(tensor.shape)
 
     def close(self) -> None:

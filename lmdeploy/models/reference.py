@@ -34,7 +34,7 @@ _PIECE = 8192  # values; a multiple of every vector, and less than torch spreads
 
 
 class Decoder:
-    """A model's arithmetic over given weights, by canonical name: matrices of any float, float32 vectors.
+    """A model's arithmetic over weights by canonical name: matrices of any float type, float32 vectors.
 
     Activations are float32; matrices multiply in their own type. For rows of one fixed number a row's result
     on the CPU is the same bits whatever the other rows are (`each_value` and row-wise reductions see to it).

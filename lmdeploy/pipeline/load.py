@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lmdeploy.config import ChatTemplateConfig, TurbomindEngineConfig
+from lmdeploy.config import ChatTemplateConfig, EngineConfig
 from lmdeploy.errors import ConfigError
 from lmdeploy.logging import get_logger, set_up
 from lmdeploy.pipeline.api import Pipeline
@@ -17,7 +17,7 @@ from lmdeploy.runtime.resolve import RuntimeConfig, plan_table, resolve
 
 def pipeline(
     model_path: str,
-    backend_config: TurbomindEngineConfig | None = None,
+    backend_config: EngineConfig | None = None,
     chat_template_config: ChatTemplateConfig | str | Path | None = None,
     log_level: str = "WARNING",
     max_log_len: int | None = None,
@@ -28,16 +28,18 @@ def pipeline(
 ) -> Pipeline:
     """Load a model (directory, GGUF file or hub id) into this process.
 
-    The memory plan is logged at INFO, what limits it unexpectedly at WARNING. `trust_remote_code` may be
-    given and changes nothing: code from a model is never run. Raises ConfigError, ModelError and
-    CapacityError, each one line.
+    backend_config: TurbomindEngineConfig or PytorchEngineConfig takes that engine, None the better fit. Which
+    one and why is logged with the memory plan at INFO, what limits it unexpectedly at WARNING.
+    `trust_remote_code` may be given and changes nothing: code from a model is never run. Raises ConfigError,
+    ModelError and CapacityError, each one line.
     """
     set_up(log_level)
     _refuse(unknown, speculative_config, allowed_media_domains)
-    if backend_config is not None and not isinstance(backend_config, TurbomindEngineConfig):
+    if backend_config is not None and not isinstance(backend_config, EngineConfig):
         kind = type(backend_config).__name__
         raise ConfigError(
-            f"backend_config must be a TurbomindEngineConfig, not {kind}", param="backend_config"
+            f"backend_config must be a TurbomindEngineConfig or a PytorchEngineConfig, not {kind}",
+            param="backend_config",
         )
     config = resolve(model_path, backend_config)
     get_logger().info("%s", plan_table(config))
@@ -60,7 +62,7 @@ def load(config: RuntimeConfig, chat_template: ChatTemplateConfig | str | Path |
 def _refuse(unknown: Mapping[str, Any], speculative: object, domains: object) -> None:
     if unknown:
         names = ", ".join(sorted(unknown))
-        raise ConfigError(f"pipeline() has no argument {names}; engine options go into TurbomindEngineConfig")
+        raise ConfigError(f"pipeline() has no argument {names}; engine options go into backend_config")
     if speculative is not None:
         raise ConfigError(
             "speculative_config: speculative decoding is not supported", param="speculative_config"

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from lmdeploy.engine.executor import Executor
 from lmdeploy.engine.loop import Engine
 from lmdeploy.engine.scheduler import EngineOptions
 from lmdeploy.errors import CapacityError
+from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.runtime.memory_plan import size
 from lmdeploy.runtime.resolve import RuntimeConfig
-from lmdeploy.turbomind.executor import NativeConfig, TurbomindExecutor
 
 
 def build_engine(config: RuntimeConfig) -> Engine:
     """Read the weights and take all memory of the plan. Raises ModelError and CapacityError."""
-    native = NativeConfig(config.limits, config.plan.num_blocks)
     checkpoint = open_checkpoint(config.model_path, config.model_format)
     try:
-        spec = checkpoint.spec.for_length(config.session_len)
-        executor = TurbomindExecutor(native, spec, checkpoint)
+        executor = _executor(config, checkpoint)
     except MemoryError:
         raise CapacityError(
             f"the system did not give the planned {size(config.plan.total)}: other programs took memory "
@@ -31,3 +30,17 @@ def build_engine(config: RuntimeConfig) -> Engine:
         enable_prefix_caching=config.enable_prefix_caching,
     )
     return Engine(executor, options)
+
+
+def _executor(config: RuntimeConfig, checkpoint: Checkpoint) -> Executor:
+    """Imports one engine only: the base installation has no torch, and torch needs no extension."""
+    spec = checkpoint.spec.for_length(config.session_len)
+    if config.backend == "turbomind":
+        from lmdeploy.turbomind.executor import NativeConfig, TurbomindExecutor
+
+        native = NativeConfig(config.limits, config.plan.num_blocks)
+        return TurbomindExecutor(native, spec, checkpoint)
+    from lmdeploy.pytorch.executor import TorchConfig, TorchExecutor
+
+    torch = TorchConfig(config.limits, config.plan.num_blocks, config.device, config.dtype)
+    return TorchExecutor(torch, spec, checkpoint)

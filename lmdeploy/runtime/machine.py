@@ -1,4 +1,4 @@
-"""What this machine gives the process: cores, memory, huge pages, CPU features.
+"""What this machine gives the process: cores, memory, huge pages, CPU features, cards.
 
 Reads text files below one root only (`/` outside tests), so that every machine can be described by a folder.
 Knows no model and no engine.
@@ -14,6 +14,8 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from lmdeploy.runtime.gpu import Gpu, read_gpus
 
 ROOT = Path("/")
 
@@ -41,6 +43,7 @@ class Machine:
     huge_pages: HugePages
     cpu_model: str
     cpu_features: frozenset[str]
+    gpus: tuple[Gpu, ...] = ()
 
 
 def read_machine(root: Path = ROOT, cpus: Iterable[int] | None = None) -> Machine:
@@ -67,6 +70,7 @@ def read_machine(root: Path = ROOT, cpus: Iterable[int] | None = None) -> Machin
         huge_pages=_huge_pages(root, meminfo),
         cpu_model=model,
         cpu_features=features,
+        gpus=read_gpus(root),
     )
 
 

@@ -17,6 +17,8 @@ from lmdeploy.errors import CapacityError
 # Resident memory of an engine process without weights, cache and workspace: interpreter, NumPy, libraries.
 # Measured with CPython 3.11 and NumPy 2.4; tests/e2e/test_memory.py holds it to the truth.
 PROCESS_BYTES = 40 * 2**20
+# The same with torch 2.13: resident memory on the CPU; on a card, an allowance for its context and libraries.
+TORCH_PROCESS_BYTES = {"cpu": 320 * 2**20, "cuda": 768 * 2**20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Needs:
     block: int  # all layers' keys and values of `block_size` tokens
     block_size: int  # tokens
     token: int  # keys and values of one token, all layers
+    process: int = PROCESS_BYTES  # of the engine without any of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class MemoryPlan:
     sequences_by_memory: int  # the same if max_batch_size were no limit
     bound: Literal["memory", "max_batch_size"]
     free: int
-    free_bound: str  # what bounds `free`: "machine" or a control group
+    free_bound: str  # what bounds `free`: "machine", the directory of a control group or the name of a card
 
     @property
     def total(self) -> int:
@@ -66,7 +69,7 @@ class MemoryPlan:
 
 def plan_memory(needs: Needs, wishes: Wishes, free: int, free_bound: str = "machine") -> MemoryPlan:
     """Share `free` bytes out. Raises CapacityError, naming what would fit and which setting to change."""
-    room = free - PROCESS_BYTES - needs.weights - needs.workspace
+    room = free - needs.process - needs.weights - needs.workspace
     blocks = max(int(room * wishes.share), 0) // needs.block
     if blocks == 0:
         raise CapacityError(_no_room(needs, wishes, free, free_bound, room))
@@ -82,7 +85,7 @@ def plan_memory(needs: Needs, wishes: Wishes, free: int, free_bound: str = "mach
     return MemoryPlan(
         weights=needs.weights,
         workspace=needs.workspace,
-        process=PROCESS_BYTES,
+        process=needs.process,
         kv_pool=num_blocks * needs.block,
         kv_per_token=needs.token,
         num_blocks=num_blocks,
@@ -97,7 +100,7 @@ def plan_memory(needs: Needs, wishes: Wishes, free: int, free_bound: str = "mach
 
 
 def _no_room(needs: Needs, wishes: Wishes, free: int, free_bound: str, room: int) -> str:
-    taken = f"weights {size(needs.weights)}, workspace {size(needs.workspace)}, process {size(PROCESS_BYTES)}"
+    taken = f"weights {size(needs.weights)}, workspace {size(needs.workspace)}, process {size(needs.process)}"
     where = _where(free_bound)
     if room < needs.block:
         need = free - room + needs.block
@@ -125,7 +128,9 @@ def _too_long(needs: Needs, wishes: Wishes, blocks: int, room: int, free_bound: 
 
 
 def _where(free_bound: str) -> str:
-    return "on this machine" if free_bound == "machine" else f"in the control group {free_bound}"
+    if free_bound == "machine":
+        return "on this machine"
+    return f"in the control group {free_bound}" if free_bound.startswith("/") else f"on the {free_bound}"
 
 
 def size(count: int) -> str:

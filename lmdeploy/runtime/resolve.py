@@ -11,16 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmdeploy import env
-from lmdeploy.config import DEFAULT_MAX_BATCH_SIZE, TurbomindEngineConfig
-from lmdeploy.errors import ConfigError
+from lmdeploy.config import DEFAULT_MAX_BATCH_SIZE, EngineConfig
+from lmdeploy.engine.executor import Limits
+from lmdeploy.errors import CapacityError, ConfigError, ModelError
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.hub import resolve_model_path
 from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.models.spec import ModelSpec
+from lmdeploy.pytorch.plan import torch_plan
+from lmdeploy.runtime.engine_choice import (
+    Backend,
+    Choice,
+    Device,
+    Offers,
+    choose_engine,
+    on_the_cpu,
+)
+from lmdeploy.runtime.gpu import installed_torch
 from lmdeploy.runtime.machine import Machine, read_machine
-from lmdeploy.runtime.memory_plan import MemoryPlan, Needs, Wishes, plan_memory, size
+from lmdeploy.runtime.memory_plan import TORCH_PROCESS_BYTES, MemoryPlan, Needs, Wishes, plan_memory, size
 from lmdeploy.turbomind import kernel_sets
-from lmdeploy.turbomind.plan import Limits, native_plan
+from lmdeploy.turbomind.layout import model_layout
+from lmdeploy.turbomind.plan import native_plan
 
 _SCALED_ROPE = ("linear", "dynamic", "yarn", "longrope")
 
@@ -37,7 +49,11 @@ class RuntimeConfig:
     model_len: int  # the model's own longest sequence
     max_prefill_token_num: int
     limits: Limits
-    kernels: str
+    kernels: str  # "" where the native engine is not the one
+    backend: Backend
+    device: Device
+    dtype: str  # of matrices and cache; "" in the native engine, which has its own
+    engine: str  # the choice and its reason, for people
     enable_prefix_caching: bool
     plan: MemoryPlan
     notes: tuple[str, ...]  # what was decided for the user, one line each
@@ -55,21 +71,42 @@ class RuntimeConfig:
 
 
 def resolve(
-    model: str, config: TurbomindEngineConfig | None = None, *, machine: Machine | None = None
+    model: str,
+    config: EngineConfig | None = None,
+    *,
+    machine: Machine | None = None,
+    offers: Offers | None = None,
 ) -> RuntimeConfig:
-    """Make every choice concrete. Raises ConfigError, CapacityError and ModelError."""
-    config = config or TurbomindEngineConfig()
+    """Make every choice concrete. Raises ConfigError, CapacityError and ModelError.
+
+    config: of an engine's own class takes that engine; EngineConfig or None takes the better fit.
+    """
+    config = config or EngineConfig()
     machine = machine or read_machine()
+    offers = offers or Offers(machine.gpus, installed_torch())
     path = resolve_model_path(model, revision=config.revision, download_dir=config.download_dir)
     checkpoint = open_checkpoint(path, config.model_format)
     try:
-        return _resolve(model, path, checkpoint, config, machine)
+        choice = choose_engine(config, offers, refusal := _native_refusal(checkpoint))
+        try:
+            return _resolve(model, path, checkpoint, config, machine, choice)
+        except CapacityError as error:
+            # A card that nobody asked for must not be what stands in the way.
+            if type(config) is not EngineConfig or choice.device == "cpu" or refusal is not None:
+                raise
+            choice = on_the_cpu(choice, offers, error.message)
+            return _resolve(model, path, checkpoint, config, machine, choice)
     finally:
         checkpoint.close()
 
 
 def _resolve(
-    model: str, path: Path, checkpoint: Checkpoint, config: TurbomindEngineConfig, machine: Machine
+    model: str,
+    path: Path,
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    machine: Machine,
+    choice: Choice,
 ) -> RuntimeConfig:
     spec = checkpoint.spec
     _check_session_len(config.session_len, spec)
@@ -81,7 +118,7 @@ def _resolve(
         block_size=config.cache_block_seq_len,
         num_threads=config.num_threads or env.NUM_THREADS.number() or machine.cores,
     )
-    plan, limits = _plan(checkpoint, config, limits, machine)
+    plan, limits = _plan(checkpoint, config, limits, machine, choice)
     return RuntimeConfig(
         model=model,
         model_path=str(path),
@@ -91,27 +128,45 @@ def _resolve(
         model_len=spec.max_position,
         max_prefill_token_num=config.max_prefill_token_num,
         limits=limits,
-        kernels=choose_kernels(),
+        kernels=choose_kernels() if choice.backend == "turbomind" else "",
+        backend=choice.backend,
+        device=choice.device,
+        dtype=choice.dtype,
+        engine=choice.line(),
         enable_prefix_caching=config.enable_prefix_caching,
         plan=plan,
         notes=(*checkpoint.notes, *_notes(config, plan, spec)),
-        cautions=_cautions(config, plan, spec, limits.num_threads, machine),
+        cautions=_cautions(config, plan, spec, limits.num_threads, machine, choice),
     )
 
 
+def _native_refusal(checkpoint: Checkpoint) -> str | None:
+    """Why the native engine cannot compute a model here, from headers alone; None when it can."""
+    try:
+        kernel_sets()
+        model_layout(checkpoint.spec, {name: checkpoint.info(name) for name in checkpoint.names()})
+    except ImportError as error:
+        return f"the native engine does not load: {error}"
+    except ModelError as error:
+        return error.message
+    return None
+
+
 def _plan(
-    checkpoint: Checkpoint, config: TurbomindEngineConfig, limits: Limits, machine: Machine
+    checkpoint: Checkpoint, config: EngineConfig, limits: Limits, machine: Machine, choice: Choice
 ) -> tuple[MemoryPlan, Limits]:
     model_len = checkpoint.spec.max_position
     wishes = Wishes(config.session_len, model_len, limits.max_rows, config.cache_max_entry_count)
     free, bound = machine.memory_free, machine.memory_bound
-    plan = plan_memory(_needs(checkpoint, limits), wishes, free, bound)
+    if choice.device == "cuda" and choice.gpu is not None:
+        free, bound = choice.gpu.memory_free, choice.gpu.name
+    plan = plan_memory(_needs(checkpoint, limits, choice), wishes, free, bound)
     if plan.session_len == limits.max_context:
         return plan, limits
     # The length was found with the workspace of the longest context; the shorter one needs less.
     limits = dataclasses.replace(limits, max_context=plan.session_len)
     wishes = dataclasses.replace(wishes, session_len=plan.session_len)
-    return plan_memory(_needs(checkpoint, limits), wishes, free, bound), limits
+    return plan_memory(_needs(checkpoint, limits, choice), wishes, free, bound), limits
 
 
 def choose_kernels() -> str:
@@ -142,7 +197,12 @@ def _check_session_len(session_len: int | None, spec: ModelSpec) -> None:
         )
 
 
-def _needs(checkpoint: Checkpoint, limits: Limits) -> Needs:
+def _needs(checkpoint: Checkpoint, limits: Limits, choice: Choice) -> Needs:
+    if choice.backend == "pytorch":
+        torch = torch_plan(checkpoint.spec, choice.dtype, choice.device, limits.block_size)
+        token = torch.block // limits.block_size
+        process = TORCH_PROCESS_BYTES[choice.device]
+        return Needs(torch.weights, torch.workspace, torch.block, limits.block_size, token, process)
     infos = {name: checkpoint.info(name) for name in checkpoint.names()}
     native = native_plan(checkpoint.spec, infos, limits)
     return Needs(
@@ -154,7 +214,7 @@ def _needs(checkpoint: Checkpoint, limits: Limits) -> Needs:
     )
 
 
-def _notes(config: TurbomindEngineConfig, plan: MemoryPlan, spec: ModelSpec) -> tuple[str, ...]:
+def _notes(config: EngineConfig, plan: MemoryPlan, spec: ModelSpec) -> tuple[str, ...]:
     notes = []
     if config.session_len is None and plan.session_len == spec.max_position:
         notes.append(f"session_len is {plan.session_len}, the model's own")
@@ -167,9 +227,14 @@ def _notes(config: TurbomindEngineConfig, plan: MemoryPlan, spec: ModelSpec) -> 
 
 
 def _cautions(
-    config: TurbomindEngineConfig, plan: MemoryPlan, spec: ModelSpec, num_threads: int, machine: Machine
+    config: EngineConfig,
+    plan: MemoryPlan,
+    spec: ModelSpec,
+    num_threads: int,
+    machine: Machine,
+    choice: Choice,
 ) -> tuple[str, ...]:
-    cautions = []
+    cautions = [choice.note] if choice.note else []
     if config.session_len is None and plan.session_len < spec.max_position:
         cautions.append(
             f"session_len is {plan.session_len}, the largest that fits in memory; "
@@ -184,7 +249,9 @@ def plan_table(config: RuntimeConfig) -> str:
     """The start-up account for people, one fact a line."""
     plan = config.plan
     at_once = f"{plan.sequences} sequence{'' if plan.sequences == 1 else 's'} of {plan.session_len} tokens"
-    where = "" if plan.free_bound == "machine" else f", limited by {plan.free_bound}"
+    bound = plan.free_bound
+    where = "" if bound == "machine" else f", limited by {bound}" if bound.startswith("/") else f" on {bound}"
+    kernels = f", with the {config.kernels} kernels" if config.kernels else ""
     rows = [
         ("weights", size(plan.weights), ""),
         ("KV cache", size(plan.kv_pool), f"{plan.num_blocks} blocks of {plan.block_size} tokens"),
@@ -195,10 +262,11 @@ def plan_table(config: RuntimeConfig) -> str:
     return "\n".join(
         [
             f"model      {Path(config.model_path).name} ({config.family})",
+            f"engine     {config.engine}",
             *(f"{name:<10} {value:>9}  {more}".rstrip() for name, value, more in rows),
             f"a token    {size(plan.kv_per_token)} of KV cache",
             f"at once    {at_once}, limited by {plan.bound}",
-            f"threads    {config.limits.num_threads}, with the {config.kernels} kernels",
+            f"threads    {config.limits.num_threads}{kernels}",
             *config.notes,
             *config.cautions,
         ]

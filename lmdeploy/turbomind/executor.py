@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lmdeploy.engine.batch import Batch, SampleColumns, StepResult
-from lmdeploy.engine.executor import Capabilities
+from lmdeploy.engine.executor import Capabilities, Limits
 from lmdeploy.errors import EngineError
 from lmdeploy.models.rope import inverse_frequencies
 from lmdeploy.models.spec import LayerSpec, ModelSpec
 from lmdeploy.turbomind.cpus import choose_cpus
 from lmdeploy.turbomind.layout import ACTIVATIONS, InputLayout, LayerLayout, ModelLayout, model_layout
-from lmdeploy.turbomind.plan import Limits, rope_kinds
+from lmdeploy.turbomind.plan import rope_kinds
 from lmdeploy.turbomind.weights import load_weights
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmdeploy.engine.executor import Limits
 from lmdeploy.models.spec import LayerSpec, ModelSpec, RopeSpec
 from lmdeploy.turbomind.layout import TILE, Headers, LayerLayout, ModelLayout, align, ceil_div, model_layout
 
@@ -20,17 +21,6 @@ FEW_ROWS, ROW_CHUNK, UNIT_TILES, TILE_ROWS, SPLIT = (
 )  # csrc/workspace.h, csrc/kernels/table.h
 LOGIT_BYTES = 16 << 20
 _QUERY_TILE_BYTES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a step may hold at most, in rows and tokens; the size of a cache block; compute threads."""
-
-    max_rows: int
-    max_step_tokens: int
-    max_context: int  # tokens of a sequence up to which a few are spread over threads; longer ones work too
-    block_size: int  # tokens
-    num_threads: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class TestOnePrompt:
         [
             (["--temperature", "3"], "temperature"),
             (["--max-new-tokens", "0"], "max_new_tokens"),
-            (["--backend", "pytorch"], "pytorch"),
+            (["--backend", "cuda"], "pytorch"),
             (["--tp", "2"], "tp"),
             (["turbomind", "model"], "lmdeploy chat MODEL"),
             (["--meta-instruction", "x"], "--chat-template"),

@@ -21,10 +21,10 @@ from native_case import (
 )
 from native_llama import WHOLE_GROUPS, gemma2, llama, quantized, qwen3
 
-from lmdeploy.engine.executor import Executor
+from lmdeploy.engine.executor import Executor, Limits
 from lmdeploy.errors import EngineError, ModelError
 from lmdeploy.quant.tensors import GroupedTensor
-from lmdeploy.turbomind.plan import Limits, native_plan
+from lmdeploy.turbomind.plan import native_plan
 
 IDS = np.arange(20, dtype=np.int32)
 BLOCKS = np.arange(2, dtype=np.int32)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lmdeploy.cli.flags import from_args
+from lmdeploy.cli.flags import engine_config
 from lmdeploy.cli.main import build_parser, main
 from lmdeploy.cli.serve import _sampling_line
-from lmdeploy.config import TurbomindEngineConfig
+from lmdeploy.config import EngineConfig, PytorchEngineConfig, TurbomindEngineConfig
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -27,20 +27,23 @@ REFUSED = [
     (["--dp", "2"], "one engine on one machine"),
     (["--quant-policy", "8"], "16 bit"),
     (["--communicator", "native"], "GPU"),
-    (["--backend", "pytorch"], "turbomind only"),
+    (["--backend", "cuda"], "turbomind"),
     (["--proxy-url", "http://x"], "no proxy"),
     (["--tool-call-parser", "qwen"], "tool calls"),
     (["--reasoning-parser", "default"], "reasoning"),
     (["--allowed-media-domains", "a", "b"], "text only"),
     (["--allow-terminate-by-client"], "SIGTERM"),
     (["--enable-abort-handling"], "closing its connection"),
-    (["--adapters", "a=b"], "PyTorch"),
+    (["--adapters", "a=b"], "adapters"),
     (["--meta-instruction", "x"], "--chat-template"),
     (["--qos-config-path", "x"], "--max-concurrent-requests"),
     (["--disable-vision-encoder"], "--language-model-only"),
     (["--logprobs-mode", "raw_logits"], "raw logits"),
-    (["--device", "cuda"], "the CPU"),
-    (["--role", "Prefill"], "PyTorch"),
+    (["--device", "cuda"], "--backend pytorch"),
+    (["--role", "Prefill"], "one machine"),
+    (["--backend", "pytorch", "--communicator", "native"], "GPU"),
+    (["--backend", "turbomind", "--dtype", "float16"], "bfloat16"),
+    (["--cudagraph-capture-batch-sizes", "1", "2", "4"], "CUDA graph"),
     (["--enable-eplb"], "experts"),
     (["--speculative-algorithm", "eagle"], "speculative decoding"),
     (["--max-log-len", "-1"], "max-log-len"),
@@ -65,6 +68,18 @@ def test_refused_flags(capsys: pytest.CaptureFixture[str], argv: list[str], reas
 
 ACCEPTED = [
     ["--tp", "1", "--communicator", "nccl", "--async", "1", "--quant-policy", "0"],
+    [
+        "--backend",
+        "pytorch",
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--eager-mode",
+        "--communicator",
+        "nccl",
+    ],
+    ["--backend", "turbomind", "--eager-mode"],
     ["--model-name", "a", "--model-name", "b"],
     ["--api-keys", "k1", "k2"],
     ["--allow-origins", "http://a", "http://b", "--allow-credentials"],
@@ -94,9 +109,20 @@ def test_flags_reach_the_engine_config() -> None:
         "3",
         "--disable-prefix-caching",
     ]
-    config = from_args(TurbomindEngineConfig, build_parser().parse_args(argv))
+    config = engine_config(build_parser().parse_args(argv))
+    assert type(config) is EngineConfig
     assert (config.session_len, config.max_batch_size, config.enable_prefix_caching) == (64, 3, False)
     assert config.cache_block_seq_len == TurbomindEngineConfig().cache_block_seq_len
+
+
+@pytest.mark.parametrize(
+    ("backend", "cls"), [("turbomind", TurbomindEngineConfig), ("pytorch", PytorchEngineConfig)]
+)
+def test_backend_names_the_config(backend: str, cls: type) -> None:
+    argv = ["serve", "api_server", "m", "--backend", backend, "--session-len", "64"]
+    config = engine_config(build_parser().parse_args(argv))
+    assert type(config) is cls
+    assert config.session_len == 64
 
 
 def test_defaults_of_the_model_are_said() -> None:

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from native_case import BLOCK, NewTokens, make_batch, relative_rms, samples
 
+from lmdeploy.engine.executor import Executor, Limits
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.reference import Past, Reference
 from lmdeploy.models.spec import ModelSpec
+from lmdeploy.pytorch.executor import TorchConfig, TorchExecutor
 from lmdeploy.turbomind.executor import NativeConfig, TurbomindExecutor
-from lmdeploy.turbomind.plan import Limits
 
 Ids = npt.NDArray[np.int32]
 Logits = npt.NDArray[np.float32]
@@ -48,10 +49,20 @@ def reference(checkpoint: Checkpoint, spec: ModelSpec) -> Computes:
     return compute
 
 
+LIMITS = Limits(max_rows=8, max_step_tokens=256, max_context=512, block_size=BLOCK, num_threads=2)
+BLOCKS = 32
+
+
 def native(checkpoint: Checkpoint, spec: ModelSpec) -> Computes:
-    limits = Limits(max_rows=8, max_step_tokens=256, max_context=512, block_size=BLOCK, num_threads=2)
-    executor = TurbomindExecutor(NativeConfig(limits, num_blocks=32), spec, checkpoint)
-    blocks = np.arange(limits.max_context // BLOCK, dtype=np.int32)
+    return by_batches(TurbomindExecutor(NativeConfig(LIMITS, BLOCKS), spec, checkpoint))
+
+
+def pytorch(checkpoint: Checkpoint, spec: ModelSpec) -> Computes:
+    return by_batches(TorchExecutor(TorchConfig(LIMITS, BLOCKS, "cpu", "float32"), spec, checkpoint))
+
+
+def by_batches(executor: Executor) -> Computes:
+    blocks = np.arange(BLOCKS, dtype=np.int32)
 
     def compute(ids: Ids, steps: Sequence[int]) -> Logits:
         rows, begin = [], 0
@@ -71,8 +82,9 @@ def largest(got: Any, wanted: Any) -> float:
     return float(np.abs(got - wanted).max() / max(1.0, np.abs(wanted).max()))
 
 
-# native: activations keep 14 to 16 bits, keys and values are fp16 (see test_native_model.py).
+# turbomind: activations keep 14 to 16 bits, keys and values are fp16 (see test_native_model.py).
 EXECUTORS: dict[str, ExecutorCase] = {
     "reference": ExecutorCase(reference, largest, 1e-4),
-    "native": ExecutorCase(native, relative_rms, 2e-3),
+    "turbomind": ExecutorCase(native, relative_rms, 2e-3),
+    "pytorch": ExecutorCase(pytorch, largest, 1e-4),
 }

@@ -48,7 +48,7 @@ def gguf_shapes() -> dict[str, tuple[int, ...]]:
     return named | {"token_embd.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,)}
 
 
-def write_gguf(path: Path, kinds: dict[str, Kind], default: Kind) -> Path:
+def write_gguf(path: Path, kinds: dict[str, Kind], default: Kind, parts: int = 1) -> Path:
     """A one-layer Llama of random blocks; `kinds` gives the kind of tensors whose name holds its key."""
     writer = gguf.GGUFWriter(str(path), "llama")
     for key, value in {
@@ -60,6 +60,7 @@ def write_gguf(path: Path, kinds: dict[str, Kind], default: Kind) -> Path:
         "attention.head_count_kv": KV_HEADS,
     }.items():
         writer.add_uint32(f"llama.{key}", value)
+    writer.add_uint16("split.count", parts)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
     rng = np.random.default_rng(7)
     for seed, (name, shape) in enumerate(gguf_shapes().items()):

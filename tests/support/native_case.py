@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lmdeploy.engine.batch import Batch, SampleColumns
+from lmdeploy.engine.executor import Limits
 from lmdeploy.models.checkpoint import TensorInfo
 from lmdeploy.models.spec import ModelSpec
 from lmdeploy.quant.tensors import GroupedTensor, Tensor
 from lmdeploy.turbomind.executor import NativeConfig, TurbomindExecutor
-from lmdeploy.turbomind.plan import Limits
 
 BLOCK = 16
 

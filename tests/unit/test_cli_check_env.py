@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from lmdeploy.cli import check_env
 from lmdeploy.cli.cuda_report import CudaReport, cuda_report
 from lmdeploy.cli.main import main
+from lmdeploy.runtime.gpu import Gpu, TorchInstall
 
 # As the programs print them.
 NVCC = """nvcc: NVIDIA (R) Cuda compiler driver
@@ -110,12 +112,22 @@ def test_the_report(probes: check_env.Probes, monkeypatch: pytest.MonkeyPatch) -
     assert "Some CPU" in text
     assert "4.00 GiB free of 8.00 GiB" in text
     assert "turbomind: available, kernels b (of a, b)" in text
-    assert "pytorch: not available, not part of this version" in text
+    assert "pytorch: not available, torch is not installed: pip install lmdeploy[torch]" in text
     assert "numpy 2.0.0" in text
     assert "torch" in next(line for line in text.splitlines() if line.startswith("missing"))
     assert "nvcc 11.8" in text
     assert facts["cpu"]["features"] == ["avx2", "fma"]
     assert facts["memory"]["memory_free"] == 4 * 2**30
+
+
+def test_where_the_pytorch_engine_would_compute(probes: check_env.Probes, tmp_path: Path) -> None:
+    (tmp_path / "version.py").write_text(TORCH_VERSION.format(cuda="None"))
+    here = dataclasses.replace(probes, torch_dir=lambda: tmp_path)
+    text = check_env.render(check_env.collect(here))
+    assert "pytorch: available, torch 2.4.0+cu121 on the CPU (this machine has no NVIDIA GPU" in text
+    card = Gpu("Some Card", 8 << 30, 6 << 30)
+    engine = check_env.torch_engine((card,), TorchInstall("2.4.0", "12.1"))
+    assert check_env._engine(engine) == "available, torch 2.4.0 on the Some Card"
 
 
 def test_why_the_native_engine_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

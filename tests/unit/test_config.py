@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import lmdeploy
-from lmdeploy import ChatTemplateConfig, GenerationConfig, TurbomindEngineConfig
-from lmdeploy.config import is_fixed
+from lmdeploy import ChatTemplateConfig, GenerationConfig, PytorchEngineConfig, TurbomindEngineConfig
+from lmdeploy.config import EngineConfig, is_fixed
 from lmdeploy.errors import ConfigError, RequestError
 
 # What users of the original project know (its documented defaults), where this project keeps them.
@@ -41,7 +41,7 @@ KNOWN_GENERATION_DEFAULTS = {
     "skip_special_tokens": True,
     "logprobs": None,
 }
-CLASSES = (TurbomindEngineConfig, GenerationConfig, ChatTemplateConfig)
+CLASSES = (TurbomindEngineConfig, PytorchEngineConfig, GenerationConfig, ChatTemplateConfig)
 FIXED = [(cls, f) for cls in CLASSES for f in dataclasses.fields(cls) if is_fixed(f)]
 
 
@@ -51,6 +51,50 @@ def test_known_defaults() -> None:
     assert {k: getattr(generation, k) for k in KNOWN_GENERATION_DEFAULTS} == KNOWN_GENERATION_DEFAULTS
     assert engine.enable_prefix_caching is True
     assert generation.do_sample is None
+
+
+# Documented defaults of the original PyTorch engine, for the fields that only it has.
+KNOWN_PYTORCH_DEFAULTS = {
+    "block_size": 64,
+    "num_cpu_blocks": 0,
+    "num_gpu_blocks": 0,
+    "adapters": None,
+    "prefill_interval": 16,
+    "thread_safe": False,
+    "eager_mode": False,
+    "custom_module_map": None,
+    "distributed_executor_backend": None,
+    "enable_mp_engine": False,
+    "logprobs_mode": None,
+    "dllm_unmasking_strategy": "low_confidence_dynamic",
+    "dllm_confidence_threshold": 0.85,
+    "role": "Hybrid",
+    "migration_backend": "DLSlime",
+}
+
+
+def test_known_defaults_of_the_pytorch_engine() -> None:
+    config = PytorchEngineConfig()
+    assert {k: getattr(config, k) for k in KNOWN_PYTORCH_DEFAULTS} == KNOWN_PYTORCH_DEFAULTS
+
+
+def test_engines_share_their_fields() -> None:
+    """One spelling: what both engines have is declared once, what one has the other does not repeat."""
+    shared = {f.name for f in dataclasses.fields(EngineConfig)}
+    native, torch = ({f.name for f in dataclasses.fields(c)} for c in CLASSES[:2])
+    assert native & torch == shared
+    assert {"session_len", "cache_block_seq_len", "max_prefill_token_num"} <= shared
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"device_type": "ascend"}, {"dtype": "float8"}, {"block_size": 32}, {"eager_mode": 1}, {"tp": 2}],
+)
+def test_pytorch_config_refuses(wrong: dict[str, Any]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(ConfigError, match=name) as caught:
+        PytorchEngineConfig(**wrong)
+    assert repr(value) in caught.value.message
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -218,9 +262,7 @@ def test_chat_template_file_that_holds_a_list(tmp_path: Path) -> None:
         ChatTemplateConfig.from_json(path)
 
 
-@pytest.mark.parametrize(
-    "name", ["PytorchEngineConfig", "SpeculativeConfig", "VisionConfig", "Tokenizer", "client"]
-)
+@pytest.mark.parametrize("name", ["SpeculativeConfig", "VisionConfig", "Tokenizer", "client"])
 def test_names_of_other_versions_say_what_stands_in_their_place(name: str) -> None:
     with pytest.raises(ImportError, match=f"{name} is not available: "):
         getattr(lmdeploy, name)

@@ -29,8 +29,9 @@ MAY_IMPORT = {
     "text": BASE | {"models"},  # vocabulary and template of a GGUF file are in its metadata
     "engine": BASE,
     "turbomind": BASE | {"engine", "models", "quant"},
+    "pytorch": BASE | {"engine", "models", "quant"},
     "messages": BASE | {"engine"},
-    "runtime": TEXT_AND_NUMBERS | {"models", "engine", "turbomind"},
+    "runtime": TEXT_AND_NUMBERS | {"models", "engine", "turbomind", "pytorch"},
     "pipeline": TEXT_AND_NUMBERS | {"models", "engine", "runtime", "messages"},
     "serve": TEXT_AND_NUMBERS | {"models", "engine", "runtime", "messages"},
     "cli": TEXT_AND_NUMBERS | {"models", "engine", "turbomind", "runtime", "messages", "pipeline", "serve"},
@@ -39,7 +40,7 @@ MAY_IMPORT = {
 }
 # Third-party package -> the only places that may import it.
 ONLY_IN = {
-    "torch": ("models/reference.py",),
+    "torch": ("models/reference.py", "pytorch/"),
     "transformers": (),
     "ray": (),
     "fastapi": ("serve/",),
@@ -53,6 +54,7 @@ ONLY_IN = {
     "prompt_toolkit": ("cli/",),
 }
 ENGINE_THIRD_PARTY = {"numpy"}
+NO_FAMILY_NAMES = r"llm[-_]smollm2|llama3|llama\.cpp|llama_4_scaling_beta"
 FAMILY_NAMES = re.compile(
     r"llama|qwen|mistral|mixtral|internlm|phi3|gemma|deepseek|glm4|baichuan|falcon|smollm", re.I
 )
@@ -159,7 +161,9 @@ def test_no_family_is_named_outside_its_file(path: Path) -> None:
     if name.startswith(FAMILY_EXEMPT):
         return
     for line, word in code_words(ast.parse(path.read_text())):
-        found = FAMILY_NAMES.search(re.sub(r"llm[-_]smollm2|llama3|llama\.cpp|llama_4_scaling_beta", "", word))
+        found = FAMILY_NAMES.search(
+            re.sub(r"llm[-_]smollm2|llama3|llama\.cpp|llama_4_scaling_beta", "", word)
+        )
         assert not found, f"{name}:{line} names the family {found[0]!r}"
 
 
@@ -238,8 +242,9 @@ def test_base_modules_import_without_torch() -> None:
     modules = [
         ".".join(("lmdeploy", *p.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
         for p in sources()
-        if p.stem != "__main__" and name_of(p) != "models/reference.py"
+        if p.stem != "__main__" and not name_of(p).startswith(ONLY_IN["torch"])
     ]
+    modules += ["lmdeploy.pytorch", "lmdeploy.pytorch.plan"]
     seconds("import " + ", ".join(modules), "torch", "transformers", "ray", "matplotlib", runs=1)
 
 

@@ -405,3 +405,42 @@ def test_what_is_rounded_is_said(tmp_path: Path) -> None:
     path = q.llama(fp8).write(tmp_path / "fp8", {"quant_method": "fp8"})
     assert open_checkpoint(path).notes == ("fp8 weights are held as bfloat16, each rounded once",)
     assert open_checkpoint(q.llama(quantised).write(tmp_path / "awq", AWQ)).notes == ()
+
+
+KEYS = sorted(
+    {
+        *AWQ,
+        *GPTQ,
+        *FP8_BLOCK,
+        *compressed(),
+        *PACKED,
+        "checkpoint_format",
+        "fmt",
+        "weights",
+        "block_structure",
+    }
+)
+scalars = st.sampled_from(
+    [None, True, False, -1, 0, 4, 8, 128, 1.5, "", "awq", "gptq", "gemm", "int", "float", "pack-quantized"]
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    method=st.sampled_from(["awq", "gptq", "compressed-tensors", "fp8"]),
+    base=st.sampled_from([AWQ, GPTQ, FP8_BLOCK, compressed()]),
+    changes=st.dictionaries(st.sampled_from(KEYS), values, max_size=3),
+)
+def test_any_description_is_a_scheme_or_one_line(method: str, base: Any, changes: Any) -> None:
+    message = ""
+    try:
+        scheme_of({"quantization_config": {**base, **changes, "quant_method": method}}, "config.json")
+    except ModelError as error:
+        message = str(error)
+    assert "\n" not in message
+    assert not message or (message.startswith("config.json: quantization_config") and len(message) < 250)

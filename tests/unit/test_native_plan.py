@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lmdeploy.engine.executor import Limits
 from lmdeploy.errors import ModelError
 from lmdeploy.models.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
 from lmdeploy.turbomind.cpus import choose_cpus
@@ -20,7 +21,7 @@ from lmdeploy.turbomind.layout import (
     MatrixLayout,
     model_layout,
 )
-from lmdeploy.turbomind.plan import Limits, native_plan
+from lmdeploy.turbomind.plan import native_plan
 
 ATTENTION = AttentionSpec(4, 2, 32, 0.2, RopeSpec(10000.0, 32))
 SPEC = ModelSpec(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lmdeploy.errors import ModelError
+from lmdeploy.models.fields import shown
 from lmdeploy.models.formats import awq, compressed_tensors, fp8, gptq
 from lmdeploy.models.formats.module import Options, Scheme
 
@@ -30,7 +31,7 @@ def scheme_of(config: Mapping[str, Any], source: str) -> Scheme | None:
     method = values.get("quant_method") if isinstance(values, dict) else None
     if not isinstance(values, dict) or not isinstance(method, str) or method not in _SCHEMES:
         raise ModelError(
-            f"{source}: quantization_config is of method {method!r}, which cannot be read (readable:"
+            f"{source}: quantization_config is of method {shown(method)}, which cannot be read (readable:"
             f" {', '.join(_SCHEMES)})."
         )
     return _SCHEMES[method](Options(values, source))

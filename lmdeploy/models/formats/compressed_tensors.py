@@ -65,7 +65,7 @@ class PackQuantized:
         group, order = codes.shape[1] // scales.shape[1], None
         if "weight_g_idx" in parts and scales.shape[1] > 1:
             order = order_of(module, "weight_g_idx", parts["weight_g_idx"], group)
-            codes = codes[:, order]
+            codes = np.take(codes, order, axis=1)
         if self.bits == 8:
             return GroupedTensor(8, group, (codes ^ 0x80).view(np.int8), scales, order=order)
         zeros = np.full(scales.shape, 8, np.uint8)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from lmdeploy.models.fields import shown
 from lmdeploy.models.formats.module import FLOATS, Array, Matrix, Module, Options
 from lmdeploy.quant.tensors import Tensor
 
@@ -75,7 +76,7 @@ def block_shape(options: Options, key: str) -> tuple[int, int] | None:
         return None
     sound = isinstance(value, list) and len(value) == 2 and all(type(x) is int and x > 0 for x in value)
     if not sound:
-        raise options.fail(key, f"is {value!r}; two whole numbers are expected")
+        raise options.fail(key, f"is {shown(value)}; two whole numbers are expected")
     return value[0], value[1]
 
 

@@ -8,8 +8,8 @@ product of up to 19 bits, so it is float32. Knows no file.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -148,4 +148,33 @@ LAYOUTS: dict[int, Layout] = {
     14: Layout("Q6_K", SUPER, 210, "int8", 8, 16, _q6_k),
     30: Layout("BF16", 1, 2, "bfloat16", 16),
 }
+_VALUES_AT_ONCE = 1 << 20  # so that intermediate values stay in the cache and take little memory
+
 WIDE_SCALES = ("Q4_K", "Q5_K", "Q6_K")  # kinds whose scales need more than the 11 bits of a float16
+
+
+def unpack(layout: Layout, blocks: Bytes) -> GroupedTensor:
+    """The tensor in blocks uint8 [rows, blocks, block_bytes], some rows at a time."""
+    assert layout.unpack is not None
+    rows, step = len(blocks), max(1, _VALUES_AT_ONCE // (blocks.shape[1] * layout.block))
+    whole = _like(layout.unpack(blocks[:step]), rows)
+    for begin in range(0, rows, step):
+        part = layout.unpack(blocks[begin : begin + step])
+        for into, values in zip(_arrays(whole), _arrays(part), strict=True):
+            into[begin : begin + step] = values
+    return whole
+
+
+def _arrays(tensor: GroupedTensor) -> list[npt.NDArray[Any]]:
+    return [x for x in (tensor.codes, tensor.scales, tensor.zeros, tensor.mins) if x is not None]
+
+
+def _like(tensor: GroupedTensor, rows: int) -> GroupedTensor:
+    """Room for a tensor of the same form with `rows` rows."""
+
+    def room(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.empty((rows, values.shape[1]), values.dtype)
+
+    zeros = None if tensor.zeros is None else room(tensor.zeros)
+    mins = None if tensor.mins is None else room(tensor.mins)
+    return replace(tensor, codes=room(tensor.codes), scales=room(tensor.scales), zeros=zeros, mins=mins)

@@ -72,7 +72,7 @@ class Gptq:
                 raise module.fail("g_idx", "is not in order, although desc_act is false")
             order = None
         if order is not None:
-            codes = codes[:, order]
+            codes = np.take(codes, order, axis=1)
         if self.bits == 4:
             return GroupedTensor(4, group, codes, scales, zeros=zeros, order=order)
         if (zeros != 128).any():

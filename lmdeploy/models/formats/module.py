@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmdeploy.errors import ModelError
+from lmdeploy.models.fields import shown
 from lmdeploy.models.formats.gguf_blocks import TensorKind
 from lmdeploy.quant.tensors import Tensor
 
@@ -34,7 +35,7 @@ class Options:
         value = value.lower() if isinstance(value, str) else value
         if not any(type(value) is type(one) and value == one for one in allowed):
             raise self.fail(
-                key, f"is {value!r}, which cannot be read (readable: {', '.join(map(str, allowed))})"
+                key, f"is {shown(value)}, which cannot be read (readable: {', '.join(map(str, allowed))})"
             )
         return value
 
@@ -42,7 +43,7 @@ class Options:
         """Inputs per scale: a multiple of 32, or -1 for one scale per output channel."""
         value = self.values.get("group_size", default)
         if type(value) is not int or (value != -1 and (value < 32 or value % 32)):
-            raise self.fail("group_size", f"is {value!r}; a multiple of 32, or -1, is expected")
+            raise self.fail("group_size", f"is {shown(value)}; a multiple of 32, or -1, is expected")
         return value
 
     def part(self, key: str) -> Options | None:

@@ -1,0 +1,42 @@
+"""From a checkpoint to torch tensors: one tensor at a time, dequantised.
+
+Matrices take the compute type, vectors (norms, biases) stay float32. Knows no file format and no step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from lmdeploy.errors import ModelError
+from lmdeploy.logging import get_logger
+from lmdeploy.models.checkpoint import Checkpoint
+from lmdeploy.quant.tensors import GroupedTensor, Tensor
+
+
+def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+    """Every tensor of the checkpoint's spec by canonical name. ModelError names a tensor that is damaged."""
+    weights, grouped = {}, 0
+    for name, shape in checkpoint.spec.tensors():
+        tensor = checkpoint.read(name)
+        grouped += isinstance(tensor, GroupedTensor)
+        value = _values(tensor).to(device=device, dtype=dtype if len(shape) > 1 else torch.float32)
+        if not bool(torch.isfinite(value).all()):
+            raise ModelError(
+                f"tensor {name!r} holds values that are not finite in {_name(value.dtype)}; the file is"
+                " damaged or needs another dtype"
+            )
+        weights[name] = value
+    if grouped:
+        get_logger().info("%d quantised tensors are dequantised to %s and kept so", grouped, _name(dtype))
+    return weights
+
+
+def _values(tensor: Tensor) -> torch.Tensor:
+    """Owned by nobody else: an array may be a view of a file that is closed later."""
+    values = tensor.dequantize() if isinstance(tensor, GroupedTensor) else tensor.astype(np.float32)
+    return torch.from_numpy(np.ascontiguousarray(values))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
