@@ -306,10 +306,11 @@ class GenerationConfig:
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplateConfig:
-    """A chat template given by its parts, which are texts. The model's own is used when none is given."""
+    """A chat template given by its parts, which are texts, or by name. The model's own is used when none is
+    given."""
 
     model_name: str | None = _field(
-        None, "a name for it; no template is built in under a name, so the parts must be given", kind=str
+        None, "name of a built-in format (hf: the model's own); others are answered with the list", kind=str
     )
     model_path: str | None = _fixed(None, "give that model's template file instead")
     system: str | None = _field(None, "text before the system message", kind=str)

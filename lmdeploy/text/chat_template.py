@@ -16,8 +16,10 @@ from typing import Any
 from lmdeploy.errors import ConfigError, ModelError, RequestError
 from lmdeploy.models.files import locate, read_json
 from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.text.jinja_sandbox import CompiledTemplate, TemplateFailure
-from lmdeploy.text.template_fields import is_field_text, template_from_fields
+from lmdeploy.text.builtin_templates import BUILT_IN, OWN
+from lmdeploy.text.jinja_limits import TemplateFailure
+from lmdeploy.text.jinja_sandbox import CompiledTemplate
+from lmdeploy.text.template_fields import is_field_text, means_own, read_fields, template_from_fields
 from lmdeploy.text.tokenizer import MARK_NUMBER, Tokenizer, make_marks
 
 Message = Mapping[str, Any]
@@ -203,11 +205,25 @@ def load_chat_template(
 ) -> ChatTemplate:
     """The template of the model at `path`.
 
-    override: a Jinja file or text, or LMDeploy's ChatTemplateConfig fields (JSON file, JSON text or mapping);
-    ConfigError when it is none of these. Without any template the result refuses messages.
+    override: the name of a built-in format, a Jinja file or text, or LMDeploy's ChatTemplateConfig fields
+    (JSON file, JSON text or mapping); ConfigError when it is none of these. Without any template the result
+    refuses messages.
     """
-    if override is not None:
-        return _from_override(override, tokenizer)
+    if override is None:
+        return _own(path, tokenizer)
+    source = "chat template"
+    if isinstance(override, Path) or (isinstance(override, str) and os.path.isfile(override)):
+        source = str(override)
+        override = _read(Path(override))
+    elif isinstance(override, str) and override in (OWN, *BUILT_IN):
+        override = {"model_name": override}
+    if not isinstance(override, Mapping) and not is_field_text(override):
+        return _from_jinja(override, tokenizer, source)
+    fields = read_fields(override, source)
+    return _own(path, tokenizer) if means_own(fields, source) else _from_fields(fields, tokenizer, source)
+
+
+def _own(path: str | Path, tokenizer: Tokenizer) -> ChatTemplate:
     files = locate(path)
     if files.format == "gguf":
         return ChatTemplate(_gguf_templates(files.path), tokenizer, str(files.path))
@@ -259,27 +275,25 @@ def _read(path: Path) -> str:
         raise ModelError(f"{path}: cannot be read: {error}.") from None
 
 
-def _from_override(override: Override, tokenizer: Tokenizer) -> ChatTemplate:
-    source = "chat template"
-    if isinstance(override, Path) or (isinstance(override, str) and os.path.isfile(override)):
-        source = str(override)
-        override = _read(Path(override))
-    if isinstance(override, Mapping) or is_field_text(override):
-        made = template_from_fields(override, source)
-        return ChatTemplate(
-            {"default": made.text},
-            tokenizer,
-            source,
-            variables=made.variables,
-            stop_words=made.stop_words,
-            adds_bos=True,
-        )
-    if "{{" not in override and "{%" not in override:
+def _from_fields(fields: Mapping[str, Any], tokenizer: Tokenizer, source: str) -> ChatTemplate:
+    made = template_from_fields(fields, source)
+    return ChatTemplate(
+        {"default": made.text},
+        tokenizer,
+        source,
+        variables=made.variables,
+        stop_words=made.stop_words,
+        adds_bos=True,
+    )
+
+
+def _from_jinja(text: str, tokenizer: Tokenizer, source: str) -> ChatTemplate:
+    if "{{" not in text and "{%" not in text:
         raise ConfigError(
-            f"chat template {override[:80]!r} is neither a file, nor Jinja text, nor the JSON fields of a"
-            " ChatTemplateConfig."
+            f"chat template {text[:80]!r} is neither a built-in format ({', '.join((OWN, *BUILT_IN))}), nor a"
+            " file, nor Jinja text, nor the JSON fields of a ChatTemplateConfig."
         )
     try:
-        return ChatTemplate({"default": override}, tokenizer, source)
+        return ChatTemplate({"default": text}, tokenizer, source)
     except ModelError as error:
         raise ConfigError(error.message) from None

@@ -7,7 +7,6 @@ and output have a limit.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -20,11 +19,20 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from lmdeploy.text.jinja_limits import (
+    TemplateFailure,
+    check_length,
+    check_method,
+    check_operator,
+    limited_filters,
+    text_length,
+    to_json,
+    weighed,
+)
+
 TIME_LIMIT = 2.0  # seconds of computing for one rendering
-LENGTH_LIMIT = 32 << 20  # characters of one rendering, and of any text made on the way
 
 _PRIVATE = re.compile(r"\\u(e[0-9a-f]{3}|f[0-8][0-9a-f]{2})")
-_HUGE_WIDTH = re.compile(r"[%{:.][^%{}a-zA-Z]*[0-9]{7}")
 _FAILURES = (
     jinja2.TemplateError,
     TypeError,
@@ -35,10 +43,6 @@ _FAILURES = (
     RecursionError,
     MemoryError,
 )
-
-
-class TemplateFailure(Exception):
-    """A template could not be compiled or rendered; the text says why, in one line."""
 
 
 class _Generation(Extension):
@@ -57,33 +61,26 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-        self.filters["tojson"] = to_json
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=weighed
+        )
+        self.filters = {**limited_filters(), "tojson": _to_json}
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        del self.globals["lipsum"]
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return _instrumented(super()._parse(source, name, filename))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and (abs(left) > 1 << 20 or abs(right) > 64):
-            raise TemplateFailure("a power in the chat template is too large")
-        if operator == "*":
-            for text, count in ((left, right), (right, left)):
-                if isinstance(text, str | list | tuple) and isinstance(count, int):
-                    _check_length(len(text) * count)
-        if operator == "%" and isinstance(left, str):
-            _check_widths(left)
-        result = super().call_binop(context, operator, left, right)
-        if operator == "+" and isinstance(result, str):
-            _check_length(len(result))
-        return result
+        check_operator(operator, left, right)
+        return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
-        owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+        method = getattr(function, "__wrapped__", function)
+        owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
-            _check_widths(owner)
-            _check_length(max([0, *(value for value in arguments if isinstance(value, int))]))
+            check_method(owner, getattr(method, "__name__", ""), (*arguments, *named.values()))
         return super().call(context, function, *arguments, **named)
 
 
@@ -106,30 +103,17 @@ class CompiledTemplate:
             for piece in self._template.generate(variables, __tick=tick, __join=_join):
                 tick()
                 length += len(piece)
-                _check_length(length)
+                check_length(length)
                 pieces.append(piece)
         except _FAILURES as error:
             raise TemplateFailure(_one_line(error)) from None
         return "".join(pieces)
 
 
-def to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON without HTML escapes, as the models' templates expect of `tojson`."""
-    text = json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-    return _restore_private(text) if ensure_ascii else text
-
-
-def _restore_private(text: str) -> str:
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     """Characters of private use stay as they are: marks for user text must survive the template."""
-    return _PRIVATE.sub(lambda match: chr(int(match[1], 16)), text)
+    text = to_json(value, ensure_ascii, **options)
+    return _PRIVATE.sub(lambda match: chr(int(match[1], 16)), text) if ensure_ascii else text
 
 
 def _raise(message: object) -> None:
@@ -147,21 +131,9 @@ def _deadline(seconds: float) -> Callable[[], None]:
     return tick
 
 
-def _check_length(length: int) -> None:
-    if length > LENGTH_LIMIT:
-        raise TemplateFailure(f"the chat template made a text of more than {LENGTH_LIMIT} characters")
-
-
-def _check_widths(form: str) -> None:
-    """Format widths and precisions, as in '%99999999d'."""
-    if _HUGE_WIDTH.search(form):
-        raise TemplateFailure("a width in a text of the chat template is too large")
-
-
 def _join(*parts: object) -> str:
-    text = "".join(map(str, parts))
-    _check_length(len(text))
-    return text
+    check_length(text_length(parts))
+    return "".join(map(str, parts))
 
 
 def _instrumented(template: nodes.Template) -> nodes.Template:

@@ -16,7 +16,8 @@ from transformers import AutoTokenizer
 
 from lmdeploy.errors import ConfigError, ModelError, RequestError
 from lmdeploy.text.chat_template import ChatTemplate, load_chat_template
-from lmdeploy.text.jinja_sandbox import CompiledTemplate, TemplateFailure
+from lmdeploy.text.jinja_limits import TemplateFailure
+from lmdeploy.text.jinja_sandbox import CompiledTemplate
 from lmdeploy.text.tokenizer import Tokenizer, load_tokenizer
 
 USER = {"role": "user", "content": "What is 2+2?\nThink."}
@@ -282,11 +283,43 @@ def test_sandbox_escapes_are_refused(source: str) -> None:
         ("{{ '{:>99999999999}'.format(1) }}", "width"),
         ("{{ 'a'.ljust(99999999999) }}", "a text of"),
         ("{% for a in range(99999) %}{{ 'a' * 9999 }}{% endfor %}", "a text of"),
+        ("{{ 'x' | center(10 ** 9) }}", "a text of"),
+        ("{{ ['x'] | map('center', 10 ** 9) | list }}", "a text of"),
+        ("{{ ('a\n' * 100000) | indent(10 ** 5) }}", "a text of"),
+        ("{{ ('a' * 10 ** 6) | replace('a', 'b' * 10 ** 4) }}", "a text of"),
+        ("{{ ('a' * 10 ** 6).replace('a', 'b' * 10 ** 4) }}", "a text of"),
+        ("{{ (['a'] * 10 ** 5) | join('b' * 10 ** 4) }}", "a text of"),
+        ("{{ ([{'k': 'a' * 10 ** 6}] * 100) | join(attribute='k') }}", "a text of"),
+        ("{{ ('b' * 10 ** 4).join(['a'] * 10 ** 5) }}", "a text of"),
+        ("{{ ('a ' * 10 ** 6) | wordwrap(1, wrapstring='b' * 10 ** 4) }}", "a text of"),
+        ("{{ '%s%s%s%s' | format(*(['a' * 10 ** 7] * 4)) }}", "a text of"),
+        ("{{ '{0}{0}{0}{0}'.format('a' * 10 ** 7) }}", "a text of"),
+        ("{{ ('\t' * 10 ** 6).expandtabs(10 ** 4) }}", "a text of"),
+        ("{{ (['a' * 10 ** 6] * 1000) | tojson }}", "a text of"),
+        ("{{ ['a' * 10 ** 6] * 1000 }}", "a text of"),
+        ("{{ ['a' * 10 ** 6] * 1000 ~ '' }}", "a text of"),
+        ("{{ [1] | tojson(indent=10 ** 9) }}", "indent of tojson"),
+        ("{{ [1] | batch(10 ** 9, 'x') | list }}", "a list of"),
+        ("{{ [1] | slice(10 ** 9) | list }}", "a list of"),
+        ("{{ [1] * 10 ** 9 }}", "a list of"),
+        ("{{ ([[1]] * 10) | sum(start=[]) }}", "adds numbers only"),
+        (
+            "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = [n.s] * 2 %}{% endfor %}{{ n.s }}",
+            "a list of",
+        ),
+        (
+            "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
+            "a list of",
+        ),
+        (
+            "{% set n = namespace(s=9) %}{% for i in range(60) %}{% set n.s = n.s * n.s %}{% endfor %}",
+            "a number",
+        ),
     ],
 )
 def test_time_and_size_are_limited(source: str, words: str) -> None:
     with pytest.raises(TemplateFailure, match=words):
-        CompiledTemplate(source).render({}, time_limit=0.3)
+        CompiledTemplate(source).render({}, time_limit=0.6)
 
 
 def configured(path: Path, **files: Any) -> ChatTemplate:
@@ -392,6 +425,54 @@ def test_template_fields_leave_the_begin_marker_to_the_tokenizer(tmp_path: Path)
             assert 2 not in ids
 
 
+ASKED = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "Bye"},
+]
+VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful,"
+    " detailed, and polite answers to the user's questions."
+)
+BUILT_IN = {
+    "llama2": (
+        "[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST] Hello </s><s>[INST] Bye [/INST]",
+        "[INST] Hi [/INST]",
+    ),
+    "mistral": ("[INST] Be brief.\n\nHi [/INST] Hello</s>[INST] Bye [/INST]", "[INST] Hi [/INST]"),
+    "vicuna": (
+        "Be brief. USER: Hi ASSISTANT: Hello</s>USER: Bye ASSISTANT:",
+        f"{VICUNA} USER: Hi ASSISTANT:",
+    ),
+    "base": ("Be brief.HiHelloBye", "Hi"),
+}
+SAME = {"codellama": "llama2", "mixtral": "mistral"}
+
+
+@pytest.mark.parametrize("name", [*BUILT_IN, *SAME])
+def test_built_in_formats_are_the_published_ones(name: str, tokenizer: Tokenizer, directory: Path) -> None:
+    """As the models' cards spell them, the begin marker left to the tokenizer."""
+    turns, one = BUILT_IN[SAME.get(name, name)]
+    for override in (name, {"model_name": name}, json.dumps({"model_name": name})):
+        template = load_chat_template(directory, tokenizer, override)
+        assert template.render(ASKED) == turns
+        assert template.render(ASKED[1:2]) == one
+    assert template.stop_words == (("</s>",) if name == "vicuna" else ())
+
+
+def test_built_in_formats_take_other_parts(tokenizer: Tokenizer, directory: Path) -> None:
+    given = {"model_name": "llama2", "meta_instruction": "Obey.", "assistant": "> ", "stop_words": ["x"]}
+    template = load_chat_template(directory, tokenizer, given)
+    assert template.render(ASKED[1:2]) == "[INST] <<SYS>>\nObey.\n<</SYS>>\n\nHi [/INST]> "
+    assert template.stop_words == ("x",)
+
+
+def test_hf_is_the_models_own_template(tokenizer: Tokenizer, directory: Path, template: ChatTemplate) -> None:
+    for override in ("hf", {"model_name": "hf"}):
+        assert load_chat_template(directory, tokenizer, override).render(ASKED) == template.render(ASKED)
+
+
 def test_jinja_overrides(tokenizer: Tokenizer, directory: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.jinja"
     path.write_text("file {{ messages | length }}")
@@ -403,10 +484,13 @@ def test_jinja_overrides(tokenizer: Tokenizer, directory: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("llama2", "'llama2' is neither a file"),
-        ("missing/file.jinja", "neither a file"),
+        ("chatglm", "neither a built-in format (hf, base, llama2"),
+        ("missing/file.jinja", "nor a file, nor Jinja text"),
         ("{{ messages", "not valid Jinja"),
-        ('{"model_name": "vicuna"}', "templates built in under a name are not supported"),
+        ('{"model_name": "chatglm"}', "model_name 'chatglm' is not built in (built in: hf, base, llama2"),
+        ('{"model_name": 3}', "model_name must be a string"),
+        ('{"model_name": "hf", "user": "x"}', "model's own template, which user cannot change"),
+        ('{"meta_instruction": "x"}', "gives only meta_instruction (built in: hf"),
         ('{"user": "x", "model_path": "y"}', "model_path is not supported"),
         ('{"user": 3}', "user must be a string"),
         ('{"userr": "x"}', "unknown field 'userr'"),
