@@ -178,7 +178,9 @@ def _resolve(
         found = source.name.format(i=layer)
         if found not in present:
             raise ModelError(f"{store.source}: tensor {found!r} is missing{_similar(found, present)}.")
-        rows = source.rows(spec, layer) if source.rows else None
+        # No more rows are listed than the tensor has: a damaged description must not size an allocation.
+        listed = source.rows if store.info(found).shape[:1] >= shape[:1] else None
+        rows = listed(spec, layer) if listed else None
         _check_shape(store, found, shape, rows)
         resolved[name] = found, rows
         used.add(found)

@@ -16,6 +16,7 @@ LARGEST_EXTENT = (
     1 << 24
 )  # no dimension of a real model reaches it; a damaged file must not size an allocation
 LARGEST_LAYER_COUNT = 4096
+LARGEST_HEAD_DIM = 1 << 13
 
 _OFF = (None, False, 0)
 # Field -> values that leave the mathematics of a plain decoder unchanged.

@@ -131,6 +131,11 @@ def test_refusals_name_the_field(config: dict[str, Any], words: str, tmp_path: P
         ({"attention__sliding_window": 128}, "llama.attention.sliding_window is 128"),
         ({"logit_scale": 4.0}, "llama.logit_scale is 4.0"),
         ({"expert_count": 8}, "mixtures of experts"),
+        ({"embedding_length": 1 << 22}, "llama.attention.key_length is 1048576"),
+        (
+            {"attention__head_count": 1 << 24, "attention__head_count_kv": 1, "attention__key_length": 256},
+            "has shape [64, 64]; [4294967296, 64] is expected",
+        ),
     ],
 )
 def test_gguf_refusals_name_the_key(metadata: dict[str, Any], words: str, tmp_path: Path) -> None:

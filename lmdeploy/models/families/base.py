@@ -13,7 +13,7 @@ import numpy as np
 
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import NameTable
-from lmdeploy.models.fields import LARGEST_LAYER_COUNT, Fields, shown
+from lmdeploy.models.fields import LARGEST_HEAD_DIM, LARGEST_LAYER_COUNT, Fields, shown
 from lmdeploy.models.gguf import GGUFFile
 from lmdeploy.models.rope import llama3_divisors, usable, yarn_magnitude
 from lmdeploy.models.spec import Activation, AttentionSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
@@ -132,7 +132,7 @@ def _head_dim(fields: Fields, key: str, hidden: int, heads: int) -> int:
         raise fields.fail(
             key, f"is missing and the hidden size, {hidden}, is no multiple of the {heads} heads"
         )
-    head_dim = fields.integer(key, max(1, hidden // heads))
+    head_dim = fields.integer(key, max(1, hidden // heads), most=LARGEST_HEAD_DIM)
     if head_dim % 2:
         raise fields.fail(key, f"is {head_dim}; rotary embedding needs an even head dimension")
     return head_dim
