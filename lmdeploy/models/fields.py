@@ -56,6 +56,24 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_logn_attn": _OFF,
     "alibi": _OFF,
     "attn_temperature_tuning": _OFF,
+    "use_bidirectional_attention": _OFF,
+    "llama_4_scaling_beta": _OFF,
+    "mrope_section": (None,),
+    # GGUF metadata, after the architecture's name
+    "expert_count": _OFF,
+    "attention.sliding_window": _OFF,
+    "attention.sliding_window_pattern": (None,),
+    "attention.scale": (None,),
+    "attention.clamp_kqv": _OFF,
+    "attention.max_alibi_bias": _OFF,
+    "attention.causal": (None, True),
+    "embedding_scale": (None, 1.0),
+    "residual_scale": (None, 1.0),
+    "logit_scale": (None, 1.0),
+    "rope.scaling.type": (None, "none"),
+    "rope.dimension_sections": (None,),
+    "use_parallel_residual": _OFF,
+    "nextn_predict_layers": _OFF,
 }
 
 
@@ -109,6 +127,29 @@ class Fields:
             raise self.fail(key, f"is {shown(value)}; a text is expected")
         return value
 
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of `count` finite numbers above zero."""
+        values = self._given(key, None)
+        good = isinstance(values, list) and len(values) == count
+        if not good or not all(isinstance(x, int | float) and math.isfinite(x) and x > 0 for x in values):
+            raise self.fail(key, f"is {shown(values)}; a list of {count} finite numbers above 0 is expected")
+        return tuple(float(x) for x in values)
+
+    def choices(self, key: str, count: int, allowed: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """A list of `count` of the allowed values, or None when absent or null."""
+        values = self.get(key)
+        if values is None:
+            return None
+        if not isinstance(values, list) or len(values) != count:
+            raise self.fail(
+                key, f"is {shown(values)}; a list with one entry for each of {count} layers is expected"
+            )
+        for value in values:
+            if value not in allowed:
+                known = ", ".join(map(str, allowed))
+                raise self.fail(key, f"holds {shown(value)}, which is not supported (supported: {known})")
+        return tuple(values)
+
     def table(self, key: str) -> dict[str, Any] | None:
         """A JSON object, or None when absent or null."""
         value = self.get(key)
@@ -124,8 +165,16 @@ class Fields:
             raise self.fail(key, "is missing")
         return value
 
+    def _refuse_layer_types(self) -> None:
+        types = self._values.get(self._prefix + "layer_types") or []
+        for kind in types if isinstance(types, list) else [types]:
+            if kind != "full_attention":
+                raise self.fail("layer_types", f"holds {shown(kind)}, which is not supported for this model")
+
     def refuse_unread(self) -> None:
         """Refuse by name every field that changes the mathematics and was not read by the family."""
+        if "layer_types" not in self._read:
+            self._refuse_layer_types()
         for key, neutral in _NEUTRAL.items():
             value = self._values.get(self._prefix + key)
             if key not in self._read and not any(value is one or value == one for one in neutral):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.rope import inverse_frequencies
 from lmdeploy.models.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, RopeSpec
@@ -40,6 +41,9 @@ class Decoder:
     """
 
     def __init__(self, spec: ModelSpec, weights: Mapping[str, torch.Tensor]) -> None:
+        """ModelError when a layer is of a kind that is not computed here."""
+        for kind in {layer.ffn.kind for layer in spec.layers} - {"gated"}:
+            raise ModelError(f"a feed-forward block of kind {kind!r} is not supported (supported: gated)")
         self.spec, self._weights = spec, weights
 
     def hidden(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
@@ -71,10 +75,12 @@ class Decoder:
         self, i: int, a: AttentionSpec, x: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         name = f"layers.{i}.attn"
-        q = self._linear(f"{name}.q_proj", x).view(len(x), a.num_heads, a.head_dim)
-        k = self._linear(f"{name}.k_proj", x).view(len(x), a.num_kv_heads, a.head_dim)
-        v = self._linear(f"{name}.v_proj", x).view(len(x), a.num_kv_heads, a.head_dim)
-        if a.qk_norm:
+        q, k, v = (self._linear(f"{name}.{part}_proj", x) for part in "qkv")
+        if a.qk_norm_across_heads:
+            q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
+        q = q.view(len(x), a.num_heads, a.head_dim)
+        k, v = (y.view(len(x), a.num_kv_heads, a.head_dim) for y in (k, v))
+        if a.qk_norm and not a.qk_norm_across_heads:
             q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
         if a.rope is not None:
             q, k = rotate(q, positions, a.rope), rotate(k, positions, a.rope)
@@ -98,8 +104,9 @@ class Decoder:
 class Reference:
     """Holds all weights as float32 tensors."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.spec: ModelSpec = checkpoint.spec
+    def __init__(self, checkpoint: Checkpoint, spec: ModelSpec | None = None) -> None:
+        """spec: in place of the checkpoint's, when it is meant for a length (`ModelSpec.for_length`)."""
+        self.spec: ModelSpec = spec or checkpoint.spec
         self._decoder = Decoder(self.spec, {n: _float32(checkpoint, n) for n in checkpoint.names()})
 
     def logits(self, ids: npt.ArrayLike, past: Past | None = None) -> npt.NDArray[np.float32]:
@@ -156,7 +163,8 @@ def visible(positions: torch.Tensor, keys: torch.Tensor, window: int | None) -> 
 def rotate(x: torch.Tensor, positions: torch.Tensor, rope: RopeSpec) -> torch.Tensor:
     """x [tokens, heads, head_dim]: pairs (d, d + rotary_dim / 2) turned by position x frequency."""
     angles = positions[:, None].double() * torch.from_numpy(inverse_frequencies(rope)).to(positions.device)
-    cos, sin = (each_value(f, angles).float()[:, None] for f in (torch.cos, torch.sin))
+    scaled = (each_value(f, angles) * rope.attention_factor for f in (torch.cos, torch.sin))
+    cos, sin = (values.float()[:, None] for values in scaled)
     half = rope.rotary_dim // 2
     first, second, rest = x[..., :half], x[..., half : rope.rotary_dim], x[..., rope.rotary_dim :]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)

@@ -10,7 +10,22 @@ from pathlib import Path
 
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import Checkpoint, GGUFStore, Store
-from lmdeploy.models.families import llama
+from lmdeploy.models.families import (
+    gemma,
+    gemma2,
+    gemma3,
+    glm,
+    glm4,
+    internlm2,
+    internlm3,
+    llama,
+    mistral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+)
 from lmdeploy.models.families.base import Family
 from lmdeploy.models.fields import Fields, shown
 from lmdeploy.models.files import ModelFiles, locate, read_json
@@ -21,8 +36,26 @@ from lmdeploy.models.quantised_store import QuantisedStore
 from lmdeploy.models.safetensors_dir import SafetensorsStore
 from lmdeploy.models.spec import ModelSpec
 
-FAMILIES: tuple[Family, ...] = (llama.FAMILY,)
+FAMILIES: tuple[Family, ...] = (
+    gemma.FAMILY,
+    gemma2.FAMILY,
+    gemma3.FAMILY,
+    glm.FAMILY,
+    glm4.FAMILY,
+    internlm2.FAMILY,
+    internlm3.FAMILY,
+    llama.FAMILY,
+    mistral.FAMILY,
+    olmo2.FAMILY,
+    phi3.FAMILY,
+    qwen2.FAMILY,
+    qwen3.FAMILY,
+    smollm3.FAMILY,
+)
 READABLE_FORMATS = ("hf", "gguf", *QUANTISED_FORMATS)
+
+# Read by the families as part of the description.
+_GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
 _BY_HF = {name: family for family in FAMILIES for name in family.hf_architectures}
 _BY_GGUF = {name: family for family in FAMILIES for name in family.gguf_architectures}
@@ -54,7 +87,7 @@ def open_checkpoint(path: str | Path, model_format: str | None = None) -> Checkp
     _check_format(files, model_format, "gguf")
     file = GGUFFile(files.path)
     family, spec = _gguf_spec(file)
-    return Checkpoint(spec, GGUFStore(file), family.gguf_names, lambda name: name == "rope_freqs.weight")
+    return Checkpoint(spec, GGUFStore(file), family.gguf_names or {}, _GGUF_ROPE_TENSORS.__contains__)
 
 
 def _ignored_hf(spec: ModelSpec) -> Callable[[str], bool]:
@@ -96,7 +129,11 @@ def _gguf_spec(file: GGUFFile) -> tuple[Family, ModelSpec]:
         raise _unsupported(str(file.path), name, _BY_GGUF)
     if file.metadata.get("split.count") not in (None, 1):
         raise ModelError(f"{file.path}: one part of a split GGUF model; join the parts into one file first.")
-    return _BY_GGUF[name], _BY_GGUF[name].from_gguf(file)
+    family, fields = _BY_GGUF[name], Fields(file.metadata, str(file.path), f"{name}.")
+    assert family.from_gguf is not None
+    spec = family.from_gguf(fields, file)
+    fields.refuse_unread()
+    return family, spec
 
 
 def _unsupported(source: str, name: object, known: dict[str, Family]) -> ModelError:

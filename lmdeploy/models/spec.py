@@ -14,19 +14,21 @@ another order are brought to this one by the checkpoint.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 Activation = Literal["silu", "gelu_tanh", "gelu"]
+FfnKind = Literal["gated", "experts"]
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
     """Rotary position embedding (Su et al. 2021) over the first `rotary_dim` values of a head.
 
-    llama3 uses low_freq_factor, high_freq_factor and original_max_position; other kinds add their own fields
-    with the families that need them.
+    `rope.inverse_frequencies` says which fields each kind uses. Cosines and sines are multiplied by
+    `attention_factor`. `length`: tokens of the longest sequence computed with it, for kinds whose frequencies
+    depend on that (dynamic, longrope); one number for all sequences, see docs/decisions/0002.
     """
 
     theta: float
@@ -36,6 +38,21 @@ class RopeSpec:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    length: int = 0
+
+    @property
+    def depends_on_length(self) -> bool:
+        return self.kind in ("dynamic", "longrope")
+
+    def for_length(self, length: int) -> RopeSpec:
+        """The same for sequences of up to `length` tokens."""
+        return replace(self, length=length) if self.depends_on_length else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +77,11 @@ class LinearSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Grouped-query attention; scores are q.k * scale."""
+    """Grouped-query attention; scores are q.k * scale.
+
+    qk_norm: RMS norm of each query and key head; with qk_norm_across_heads, of all heads of a token as one
+    vector, before they are cut into heads.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -70,17 +91,22 @@ class AttentionSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
+    qk_norm_across_heads: bool = False
     window: int | None = None  # attends to the last `window` tokens, itself included
     softcap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FfnSpec:
-    """Gated feed-forward block: down(act(gate(x)) * up(x))."""
+    """Gated feed-forward block: down(act(gate(x)) * up(x)).
+
+    Other kinds can be described, so that the dense layers beside them can be; executors refuse them by name.
+    """
 
     intermediate_size: int
     activation: Activation = "silu"
     bias: bool = False
+    kind: FfnKind = "gated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +135,18 @@ class ModelSpec:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
 
+    def for_length(self, length: int) -> ModelSpec:
+        """The model for sequences of up to `length` tokens: settles frequencies that depend on it."""
+        layers = []
+        for layer in self.layers:
+            rope = layer.attention.rope
+            if rope is not None:
+                layer = replace(layer, attention=replace(layer.attention, rope=rope.for_length(length)))
+            layers.append(layer)
+        return replace(self, layers=tuple(layers))
+
     def linears(self, layer: int) -> Iterator[LinearSpec]:
-        """The matrices of one layer, in the order they are used."""
+        """The matrices of one layer, in the order they are used; of a gated block only."""
         spec, h, p = self.layers[layer], self.hidden_size, f"layers.{layer}"
         a, f = spec.attention, spec.ffn
         q, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
@@ -120,6 +156,8 @@ class ModelSpec:
         yield LinearSpec(f"{p}.attn.k_proj", kv, h, a.qkv_bias, attn_in, "out")
         yield LinearSpec(f"{p}.attn.v_proj", kv, h, a.qkv_bias, attn_in, "out")
         yield LinearSpec(f"{p}.attn.o_proj", h, q, a.out_bias, f"{p}.attn.v_proj", "in")
+        if f.kind != "gated":
+            return
         yield LinearSpec(f"{p}.ffn.gate_proj", f.intermediate_size, h, f.bias, ffn_in, "out")
         yield LinearSpec(f"{p}.ffn.up_proj", f.intermediate_size, h, f.bias, ffn_in, "out")
         yield LinearSpec(f"{p}.ffn.down_proj", h, f.intermediate_size, f.bias, f"{p}.ffn.up_proj", "in")
@@ -133,9 +171,11 @@ class ModelSpec:
                 yield f"{linear.name}.weight", (linear.out_features, linear.in_features)
                 if linear.bias:
                     yield f"{linear.name}.bias", (linear.out_features,)
-            if layer.attention.qk_norm:
-                yield f"layers.{i}.attn.q_norm.weight", (layer.attention.head_dim,)
-                yield f"layers.{i}.attn.k_norm.weight", (layer.attention.head_dim,)
+            a = layer.attention
+            if a.qk_norm:
+                q_heads, k_heads = (a.num_heads, a.num_kv_heads) if a.qk_norm_across_heads else (1, 1)
+                yield f"layers.{i}.attn.q_norm.weight", (q_heads * a.head_dim,)
+                yield f"layers.{i}.attn.k_norm.weight", (k_heads * a.head_dim,)
             for place in ["norm"] * layer.pre_norm + ["post_norm"] * layer.post_norm:
                 yield f"layers.{i}.attn_{place}.weight", (h,)
                 yield f"layers.{i}.ffn_{place}.weight", (h,)

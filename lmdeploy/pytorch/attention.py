@@ -99,7 +99,7 @@ def _attend_tile(
     length = piece.position + piece.end - piece.begin
     top = torch.full_like(query[..., :1], _BELOW_ALL)
     sums = Sums(top, torch.zeros_like(top), torch.zeros_like(query))
-    for start in range(_first_range(positions, a.window, tiles.keys), length, tiles.keys):
+    for start in range(_first_range(piece.position, a.window, tiles.keys), length, tiles.keys):
         count = min(length - start, tiles.keys)
         blocks = piece.blocks[start // cache.block_size : -(-(start + count) // cache.block_size)]
         keys, values = cache.read(layer, blocks, count, tiles.keys)
@@ -130,8 +130,6 @@ def _add(sums: Sums, scores: torch.Tensor, values: torch.Tensor) -> Sums:
     return Sums(top, sums.total * kept + weights.sum(-1, keepdim=True), sums.mixed * kept + weights @ values)
 
 
-def _first_range(positions: torch.Tensor, window: int | None, keys: int) -> int:
-    """Where the first range begins that any query sees."""
-    if window is None:
-        return 0
-    return max(int(positions[0]) - window + 1, 0) // keys * keys
+def _first_range(position: int, window: int | None, keys: int) -> int:
+    """Where the first range begins that any token from `position` on sees."""
+    return 0 if window is None else max(position - window + 1, 0) // keys * keys

@@ -34,12 +34,13 @@ def build_engine(config: RuntimeConfig) -> Engine:
 
 def _executor(config: RuntimeConfig, checkpoint: Checkpoint) -> Executor:
     """Imports one engine only: the base installation has no torch, and torch needs no extension."""
+    spec = checkpoint.spec.for_length(config.session_len)
     if config.backend == "turbomind":
         from lmdeploy.turbomind.executor import NativeConfig, TurbomindExecutor
 
         native = NativeConfig(config.limits, config.plan.num_blocks)
-        return TurbomindExecutor(native, checkpoint.spec, checkpoint)
+        return TurbomindExecutor(native, spec, checkpoint)
     from lmdeploy.pytorch.executor import TorchConfig, TorchExecutor
 
     torch = TorchConfig(config.limits, config.plan.num_blocks, config.device, config.dtype)
-    return TorchExecutor(torch, checkpoint.spec, checkpoint)
+    return TorchExecutor(torch, spec, checkpoint)

@@ -215,9 +215,15 @@ def _needs(checkpoint: Checkpoint, limits: Limits, choice: Choice) -> Needs:
 
 
 def _notes(config: EngineConfig, plan: MemoryPlan, spec: ModelSpec) -> tuple[str, ...]:
+    notes = []
     if config.session_len is None and plan.session_len == spec.max_position:
-        return (f"session_len is {plan.session_len}, the model's own",)
-    return ()
+        notes.append(f"session_len is {plan.session_len}, the model's own")
+    ropes = {layer.attention.rope for layer in spec.layers}
+    for kind in sorted({rope.kind for rope in ropes if rope and rope.depends_on_length}):
+        notes.append(
+            f"{kind} positions are those of sequences of {plan.session_len} tokens, for every request"
+        )
+    return tuple(notes)
 
 
 def _cautions(

@@ -18,6 +18,7 @@ class LayerShape:
     scale: float
     softcap: float
     qk_norm: bool
+    qk_norm_across: bool
     pre_norm: bool
     post_norm: bool
     residual_scale: float
@@ -39,6 +40,7 @@ class ModelShape:
     head_input: InputFormat
     layers: list[LayerShape]
     rope: list[list[float]]
+    rope_scale: list[float]
 
 class Limits:
     max_step_tokens: int

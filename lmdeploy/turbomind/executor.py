@@ -111,6 +111,7 @@ def native_shape(spec: ModelSpec, layout: ModelLayout) -> native.ModelShape:
     shape.head_input = _input(layout.head_input)
     ropes = rope_kinds(spec)
     shape.rope = [inverse_frequencies(rope).tolist() for rope in ropes]
+    shape.rope_scale = [rope.attention_factor for rope in ropes]
     pairs = zip(spec.layers, layout.layers, strict=True)
     shape.layers = [
         _layer(x, y, -1 if x.attention.rope is None else ropes.index(x.attention.rope)) for x, y in pairs
@@ -125,7 +126,7 @@ def _layer(spec: LayerSpec, layout: LayerLayout, rope: int) -> native.LayerShape
     layer.heads, layer.kv_heads, layer.head_dim = a.num_heads, a.num_kv_heads, a.head_dim
     layer.rope, layer.rotary_dim = rope, a.rope.rotary_dim if a.rope else 0
     layer.window, layer.softcap = a.window or 0, a.softcap or 0.0
-    layer.scale, layer.qk_norm = a.scale, a.qk_norm
+    layer.scale, layer.qk_norm, layer.qk_norm_across = a.scale, a.qk_norm, a.qk_norm_across_heads
     layer.pre_norm, layer.post_norm = spec.pre_norm, spec.post_norm
     layer.residual_scale = spec.residual_scale
     layer.intermediate = spec.ffn.intermediate_size

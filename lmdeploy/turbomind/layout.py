@@ -165,16 +165,15 @@ def align(nbytes: int) -> int:
 
 def model_layout(spec: ModelSpec, headers: Headers) -> ModelLayout:
     """The packed form of a model. ModelError when no kernel computes it or a shape is unlike the spec."""
+    for layer in spec.layers:
+        _check_supported(layer)
     for name, shape in spec.tensors():
         if headers[name].shape != shape:
             raise ModelError(
                 f"tensor {name!r} has shape {list(headers[name].shape)}; the model's description asks for"
                 f" {list(shape)}"
             )
-    layers = []
-    for index, layer in enumerate(spec.layers):
-        _check_supported(layer)
-        layers.append(_layer(spec, index, headers))
+    layers = [_layer(spec, index, headers) for index in range(len(spec.layers))]
     head_name = "embed.weight" if spec.tie_embeddings else "lm_head.weight"
     embedding = _single("embed.weight", headers)
     head = None if spec.tie_embeddings else _single(head_name, headers)
@@ -289,6 +288,11 @@ def _kind(header: Header, name: str) -> int:
 
 def _check_supported(layer: LayerSpec) -> None:
     attention, ffn = layer.attention, layer.ffn
+    if ffn.kind != "gated":
+        raise ModelError(
+            f"a feed-forward block of kind {ffn.kind!r} is not supported by the native engine"
+            " (supported: gated)"
+        )
     if attention.head_dim % TILE or attention.head_dim > MAX_HEAD_DIM:
         raise ModelError(
             f"head_dim {attention.head_dim} is not supported by the native engine"

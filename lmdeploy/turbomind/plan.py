@@ -56,6 +56,7 @@ def _shared_bytes(spec: ModelSpec, layout: ModelLayout, limits: Limits) -> int:
         4 * tokens * hidden,
         4 * tokens * hidden * any(x.post_norm for x in spec.layers),
         *[4 * tokens * _q_dim(spec)] * 2,
+        4 * tokens * max(_kv_across(x) for x in spec.layers),
         *[4 * tokens * ropes] * 2,
         _input_bytes(layout, tokens),
         max(x.down.input.nbytes(tokens) for x in layout.layers),
@@ -100,6 +101,12 @@ def rope_kinds(spec: ModelSpec) -> list[RopeSpec]:
 
 def _q_dim(spec: ModelSpec) -> int:
     return max(x.attention.num_heads * x.attention.head_dim for x in spec.layers)
+
+
+def _kv_across(layer: LayerSpec) -> int:
+    """Keys and values of a token that wait for a norm across heads."""
+    a = layer.attention
+    return 2 * a.num_kv_heads * a.head_dim if a.qk_norm_across_heads else 0
 
 
 def _group_heads(layer: LayerSpec) -> int:

@@ -1,7 +1,8 @@
-"""The demo model on the native engine against transformers in float32 on the dequantised weights.
+"""The demo model on each engine against transformers in float32 on the dequantised weights.
 
-Tolerance: activations are rounded to 14 bits a group (two int8 planes), keys and values to fp16. Each of 30
-layers adds a relative error of some 1e-4; logits may differ by 5e-3 of their standard deviation.
+Tolerance, set by the native engine: activations are rounded to 14 bits a group (two int8 planes), keys and
+values to fp16. Each of 30 layers adds a relative error of some 1e-4; logits may differ by 5e-3 of their
+standard deviation.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from demo_model import demo_gguf, reference_model
+from executors import EXECUTORS, engine_config
 
-from lmdeploy import TurbomindEngineConfig
 from lmdeploy.engine.loop import Engine
 from lmdeploy.engine.request import Request
 from lmdeploy.runtime.build import build_engine
@@ -26,9 +27,9 @@ PROMPTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    config = TurbomindEngineConfig(session_len=512, max_batch_size=4, num_threads=2)
+@pytest.fixture(scope="module", params=EXECUTORS)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    config = engine_config(request.param, session_len=512, max_batch_size=4, num_threads=2)
     return build_engine(resolve(str(demo_gguf()), config))
 
 

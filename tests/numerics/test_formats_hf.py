@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import quantised_hf as q
 import torch
+from executors import make_torch
 from native_case import relative_rms, sequence_logits
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -139,6 +140,16 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     tolerance = TOLERANCE if exact else 5e-3
     assert relative_rms(sequence_logits(executor, IDS), wanted) < tolerance
     assert relative_rms(sequence_logits(executor, IDS[:20], chunk=1), wanted[:20]) < tolerance
+
+
+@pytest.mark.parametrize("name", ["awq 64", "gptq act-order", "compressed-tensors", "fp8 blocks"])
+def test_the_torch_engine_holds_the_same_weights(name: str, tmp_path: Path) -> None:
+    quantise, quantization = CASES[name]
+    model = q.llama(quantise)
+    checkpoint = open_checkpoint(model.write(tmp_path, quantization))
+    tensors = {name: checkpoint.read(name) for name in checkpoint.names()}
+    logits = sequence_logits(make_torch(checkpoint.spec, tensors), IDS)
+    assert relative_rms(logits, expected_logits(model)) < (5e-3 if "fp8" in name else 1e-4)
 
 
 def test_orders_that_differ_under_one_input_are_refused(tmp_path: Path) -> None:

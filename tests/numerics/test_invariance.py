@@ -1,4 +1,4 @@
-"""Batch invariance of the whole engine, bit for bit in logits.
+"""Batch invariance of the whole engine on each executor, bit for bit in logits.
 
 A sequence alone is compared with itself in a batch of 33, with its prompt cut into chunks, with the prefix
 cache on and off, after preemption, and with other numbers of threads.
@@ -6,14 +6,16 @@ cache on and off, after preemption, and with other numbers of threads.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from demo_model import demo_gguf
+from executors import EXECUTORS, engine_config
+from small_llama import save_small_llama
 
-from lmdeploy import TurbomindEngineConfig
 from lmdeploy.engine.loop import Engine
 from lmdeploy.engine.request import Request, SamplingParams
 from lmdeploy.runtime.build import build_engine
@@ -26,9 +28,23 @@ OTHERS = [rng.integers(100, 40_000, int(n)).astype(np.int32) for n in rng.intege
 SAMPLING = SamplingParams(temperature=0.8, top_p=0.95, seed=42)
 
 
-def make_engine(**fields: Any) -> Engine:
-    defaults: dict[str, Any] = dict(session_len=512, max_batch_size=40, num_threads=2, cache_block_seq_len=32)
-    return build_engine(resolve(str(demo_gguf()), TurbomindEngineConfig(**{**defaults, **fields})))
+@dataclass
+class Maker:
+    """Engines of one executor on one model: the torch one is slow, so its model is small."""
+
+    executor: str
+    model: Path
+
+    def __call__(self, **fields: Any) -> Engine:
+        options = dict(session_len=512, max_batch_size=40, num_threads=2, cache_block_seq_len=32)
+        return build_engine(resolve(str(self.model), engine_config(self.executor, **{**options, **fields})))
+
+
+@pytest.fixture(scope="module", params=EXECUTORS)
+def make_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    if request.param == "turbomind":
+        return Maker("turbomind", demo_gguf())
+    return Maker(request.param, save_small_llama(tmp_path_factory.mktemp("small")))
 
 
 def main_request(name: str = "main") -> Request:
@@ -51,7 +67,7 @@ def run(engine: Engine, requests: list[Request], name: str = "main") -> tuple[li
 
 
 @pytest.fixture(scope="module")
-def alone() -> tuple[list[int], np.ndarray]:
+def alone(make_engine: Maker) -> tuple[list[int], np.ndarray]:
     tokens, logits = run(make_engine(enable_prefix_caching=False), [main_request()])
     assert len(tokens) == NEW_TOKENS and len(logits) == NEW_TOKENS and np.isfinite(logits).all()
     return tokens, logits
@@ -62,23 +78,23 @@ def assert_same(got: tuple[list[int], np.ndarray], wanted: tuple[list[int], np.n
     assert got[1].tobytes() == wanted[1].tobytes()
 
 
-def test_inside_a_batch_of_33(alone: tuple[list[int], np.ndarray]) -> None:
+def test_inside_a_batch_of_33(make_engine: Maker, alone: tuple[list[int], np.ndarray]) -> None:
     others = [Request(f"other-{i}", ids, max_new_tokens=10 + i % 7) for i, ids in enumerate(OTHERS)]
     assert_same(run(make_engine(), [*others[:16], main_request(), *others[16:]]), alone)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_prompt_cut_into_chunks(alone: tuple[list[int], np.ndarray], chunk: int) -> None:
+def test_prompt_cut_into_chunks(make_engine: Maker, alone: tuple[list[int], np.ndarray], chunk: int) -> None:
     engine = make_engine(max_prefill_token_num=chunk, max_batch_size=1)
     assert_same(run(engine, [main_request()]), alone)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_number_of_threads(alone: tuple[list[int], np.ndarray], threads: int) -> None:
+def test_number_of_threads(make_engine: Maker, alone: tuple[list[int], np.ndarray], threads: int) -> None:
     assert_same(run(make_engine(num_threads=threads), [main_request()]), alone)
 
 
-def test_prefix_cache_hit(alone: tuple[list[int], np.ndarray]) -> None:
+def test_prefix_cache_hit(make_engine: Maker, alone: tuple[list[int], np.ndarray]) -> None:
     engine = make_engine(enable_prefix_caching=True)
     run(engine, [replace(main_request("warm"), want_logits=False)], "warm")
     before = engine.stats().totals.cached_tokens
@@ -86,7 +102,7 @@ def test_prefix_cache_hit(alone: tuple[list[int], np.ndarray]) -> None:
     assert engine.stats().totals.cached_tokens - before >= 128
 
 
-def test_after_preemption(alone: tuple[list[int], np.ndarray]) -> None:
+def test_after_preemption(make_engine: Maker, alone: tuple[list[int], np.ndarray]) -> None:
     """Of 12 blocks the older request comes to need 8 and the main one 6, so the younger gives way."""
     engine = make_engine(max_batch_size=2, session_len=192)
     assert engine.executor.capabilities().num_blocks == 12

@@ -10,6 +10,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from executors import EXECUTORS
+from executors import make_executor as make_any
 from native_case import (
     MemoryCheckpoint,
     NewTokens,
@@ -163,10 +165,10 @@ REFUSED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def executor() -> Any:
+@pytest.fixture(scope="module", params=EXECUTORS)
+def executor(request: pytest.FixtureRequest) -> Any:
     _, spec, tensors = llama()
-    return make_executor(spec, tensors)
+    return make_any(request.param, spec, tensors)
 
 
 @pytest.mark.parametrize("name", REFUSED)

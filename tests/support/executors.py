@@ -26,14 +26,16 @@ def engine_config(executor: str, **fields: Any) -> EngineConfig:
 
 
 def make_executor(
-    executor: str, spec: ModelSpec, tensors: Mapping[str, Tensor], threads: int = 2, **fields: int
+    executor: str,
+    spec: ModelSpec,
+    tensors: Mapping[str, Tensor],
+    threads: int | None = None,
+    **fields: int,
 ) -> Any:
     """One on the CPU, in its own default type, with the limits of `native_case.make_executor`."""
-    return (
-        make_torch(spec, tensors, threads, **fields)
-        if executor == "pytorch"
-        else make_native(spec, tensors, threads, **fields)
-    )
+    if executor == "pytorch":
+        return make_torch(spec, tensors, threads or 1, **fields)
+    return make_native(spec, tensors, threads or 2, **fields)
 
 
 def make_torch(

@@ -232,11 +232,11 @@ def test_fused_projections_are_split_by_rows(tmp_path: Path) -> None:
     spec = load_spec(model.write(tmp_path, AWQ))
     scheme = scheme_of({"quantization_config": AWQ}, "config.json")
     assert scheme is not None
-    ffn = replace(spec.layers[0].ffn, intermediate_size=128, bias=False)
-    order = np.arange(128, dtype=np.intp) * 2
+    ffn = replace(spec.layers[0].ffn, intermediate_size=256, bias=False)
+    order = np.arange(256, 512, dtype=np.intp)[::-1]
     table = {
         "layers.{i}.ffn.gate_proj.weight": Source(
-            "model.layers.{i}.mlp.up_proj.weight", lambda s, i: slice(0, 128)
+            "model.layers.{i}.mlp.up_proj.weight", lambda s, i: slice(0, 256)
         ),
         "layers.{i}.ffn.up_proj.weight": Source("model.layers.{i}.mlp.up_proj.weight", lambda s, i: order),
     }
@@ -253,12 +253,12 @@ def test_fused_projections_are_split_by_rows(tmp_path: Path) -> None:
     store = QuantisedStore(SafetensorsStore(tmp_path), scheme)
     checkpoint = Checkpoint(Fused(), store, table, lambda name: True)  # type: ignore[arg-type]
     dense = model.dense["model.layers.0.mlp.up_proj.weight"]
-    for part, rows in (("gate", slice(0, 128)), ("up", order)):
+    for part, rows in (("gate", slice(0, 256)), ("up", order)):
         name = f"layers.0.ffn.{part}_proj.weight"
         tensor, info = checkpoint.read(name), checkpoint.info(name)
         assert isinstance(tensor, GroupedTensor)
         assert np.array_equal(tensor.dequantize(), dense[rows])
-        assert (info.shape, info.kind, info.group_size) == ((128, q.HIDDEN), "int4_zero", 128)
+        assert (info.shape, info.kind, info.group_size) == ((256, q.HIDDEN), "int4_zero", 128)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gguf_files import write_llama
 from hf_files import CONFIG
@@ -14,8 +15,11 @@ from hypothesis import strategies as st
 from text_models import tiny_metadata, write_sentencepiece_directory
 
 from lmdeploy.errors import ModelError
+from lmdeploy.models.families.base import Family
+from lmdeploy.models.fields import Fields
 from lmdeploy.models.gguf import GGUFFile
 from lmdeploy.models.registry import FAMILIES, load_spec
+from lmdeploy.models.rope import SUPPORTED, inverse_frequencies
 from lmdeploy.models.spec import ModelSpec
 from lmdeploy.text.chat_template import load_chat_template
 from lmdeploy.text.gguf_vocabulary import backend_from_gguf
@@ -24,10 +28,20 @@ from lmdeploy.text.tokenizer import load_tokenizer
 QUIET = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 SCALARS = st.none() | st.booleans() | st.integers(-3, 1 << 65) | st.floats() | st.text(max_size=5)
 VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=3), SCALARS, max_size=2)
-ROPE = st.dictionaries(
-    st.sampled_from(["rope_type", "type", "factor", "low_freq_factor", "high_freq_factor", "rope_theta"]),
-    VALUES | st.sampled_from(["linear", "llama3", "default"]),
-)
+ROPE_KEYS = [
+    "rope_type", "type", "factor", "low_freq_factor", "high_freq_factor", "rope_theta", "beta_fast", "mscale",
+    "original_max_position_embeddings", "short_factor", "long_factor", "attention_factor", "truncate",
+]  # fmt: skip
+ROPE = st.dictionaries(st.sampled_from(ROPE_KEYS), VALUES | st.sampled_from(SUPPORTED))
+FLAGS = [
+    "rope_scaling", "rope_parameters", "hidden_act", "attention_bias", "sliding_window", "layer_types",
+    "use_sliding_window", "max_window_layers", "partial_rotary_factor", "query_pre_attn_scalar",
+    "no_rope_layers", "sliding_window_pattern", "final_logit_softcapping", "max_position_embeddings",
+]  # fmt: skip
+GGUF_FLAGS = [
+    "expert_count", "rope.scaling.type", "rope.scaling.factor", "vocab_size", "attention.sliding_window",
+    "attention.sliding_window_pattern", "rope.dimension_count", "attn_logit_softcapping",
+]  # fmt: skip
 
 
 def attempt(action: Any, *arguments: Any) -> Any:
@@ -40,14 +54,18 @@ def attempt(action: Any, *arguments: Any) -> Any:
     return None
 
 
-@settings(max_examples=300, **QUIET)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@settings(max_examples=60, **QUIET)
 @given(data=st.data())
-def test_any_configuration(data: st.DataObject, tmp_path: Path) -> None:
-    keys = [*CONFIG, "rope_scaling", "rope_parameters", "hidden_act", "attention_bias", "sliding_window"]
-    changes = data.draw(st.dictionaries(st.sampled_from(keys), VALUES | ROPE, max_size=3))
+def test_any_configuration(family: Family, data: st.DataObject, tmp_path: Path) -> None:
+    changes = data.draw(st.dictionaries(st.sampled_from([*CONFIG, *FLAGS]), VALUES | ROPE, max_size=3))
+    changes["architectures"] = [family.hf_architectures[0]]
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **changes}))
     spec = attempt(load_spec, tmp_path)
     assert spec is None or (isinstance(spec, ModelSpec) and len(list(spec.tensors())) > 3)
+    for layer in spec.layers if spec else ():
+        rope = layer.attention.rope
+        assert rope is None or np.isfinite(inverse_frequencies(rope)).all()
 
 
 @pytest.fixture(scope="module")
@@ -55,17 +73,16 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> GGUFFile:
     return GGUFFile(write_llama(tmp_path_factory.mktemp("fuzz") / "m.gguf"))
 
 
-@settings(max_examples=300, **QUIET)
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.from_gguf], ids=lambda family: family.name)
+@settings(max_examples=60, **QUIET)
 @given(data=st.data())
-def test_any_gguf_metadata(data: st.DataObject, file: GGUFFile) -> None:
-    keys = [key for key in file.metadata if key.startswith("llama.")]
-    keys += ["llama.expert_count", "llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.vocab_size"]
+def test_any_gguf_metadata(family: Family, data: st.DataObject, file: GGUFFile) -> None:
+    keys = [key.removeprefix("llama.") for key in file.metadata if key.startswith("llama.")] + GGUF_FLAGS
     changes = data.draw(st.dictionaries(st.sampled_from(keys), VALUES, max_size=3))
-    whole, file.metadata = file.metadata, {**file.metadata, **changes}
-    try:
-        spec = attempt(FAMILIES[0].from_gguf, file)
-    finally:
-        file.metadata = whole
+    given_keys = {key.removeprefix("llama."): value for key, value in file.metadata.items()}
+    fields = Fields({**given_keys, **changes}, str(file.path))
+    assert family.from_gguf is not None
+    spec = attempt(family.from_gguf, fields, file)
     assert spec is None or isinstance(spec, ModelSpec)
 
 

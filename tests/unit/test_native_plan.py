@@ -111,7 +111,7 @@ def test_untied_head_is_counted() -> None:
         (replace(ATTENTION, head_dim=40), ["head_dim 40", "multiples of 16"]),
         (replace(ATTENTION, head_dim=528), ["head_dim 528", "up to 512"]),
         (replace(ATTENTION, num_heads=5), ["5 query heads", "2 key/value heads"]),
-        (replace(ATTENTION, rope=RopeSpec(1e4, 32, "yarn")), ["'yarn'", "default, linear, llama3"]),
+        (replace(ATTENTION, rope=RopeSpec(1e4, 32, "foo")), ["'foo'", "default, linear, dynamic"]),
     ],
 )
 def test_unsupported_mathematics_is_refused_by_name(attention: AttentionSpec, words: list[str]) -> None:
@@ -119,6 +119,13 @@ def test_unsupported_mathematics_is_refused_by_name(attention: AttentionSpec, wo
     with pytest.raises(ModelError) as error:
         model_layout(spec, headers(spec))
     assert all(word in error.value.message for word in words)
+
+
+def test_other_feed_forward_blocks_are_refused_by_name() -> None:
+    layers = (LayerSpec(ATTENTION, FfnSpec(320)), LayerSpec(ATTENTION, FfnSpec(320, kind="experts")))
+    spec = replace(SPEC, layers=layers)
+    with pytest.raises(ModelError, match=r"of kind 'experts' is not supported.*\(supported: gated\)"):
+        native_plan(spec, headers(spec), LIMITS)
 
 
 @pytest.mark.parametrize(("kind", "words"), [(("int3", 32), "'int3'"), (("int8", 24), "groups of 24")])

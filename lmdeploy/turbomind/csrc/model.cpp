@@ -88,10 +88,11 @@ void Model::embed(Worker& w) {
     int row = space_.token_row[token];
     double position = batch_.context_len[row] + token - batch_.row_start[row];
     size_t at = size_t(token) * space_.rope_stride;
-    for (const auto& frequencies : shape_.rope) {
-      for (double frequency : frequencies) {
-        space_.cosine[at] = static_cast<float>(std::cos(position * frequency));
-        space_.sine[at++] = static_cast<float>(std::sin(position * frequency));
+    for (size_t rope = 0; rope < shape_.rope.size(); ++rope) {
+      double scale = shape_.rope_scale[rope];
+      for (double frequency : shape_.rope[rope]) {
+        space_.cosine[at] = static_cast<float>(scale * std::cos(position * frequency));
+        space_.sine[at++] = static_cast<float>(scale * std::sin(position * frequency));
       }
     }
   });
@@ -102,6 +103,7 @@ void Model::attention_block(Worker& w, int layer) {
   const LayerWeights& weights = weights_.layer(layer);
   const float* norm = shape.pre_norm ? weights.attn_norm : nullptr;
   qkv(w, prepared(w, space_.x, nullptr, batch_.tokens, norm, shape.qkv_input, weights.qkv.order), layer);
+  if (shape.qk_norm_across) norm_across_heads(w, layer);
   pool_.barrier();
   attention(w, layer);
   pool_.barrier();

@@ -62,6 +62,9 @@ class Model {
   void query_head(Worker& w, const Input& input, int layer, int head, int begin, int rows);
   void key_value_head(Worker& w, const Input& input, int layer, int head, int begin, int rows);
   void position_head(const LayerShape& shape, const float* norm, int token, float* head) const;
+  void rotate_head(const LayerShape& shape, int token, float* head) const;
+  void norm_across_heads(Worker& w, int layer);
+  void store_kv(int layer, int head, int token, const float* key, const float* value);
   void project(Worker& w, const Linear& linear, const Input& input, bool add, float scale);
   void gate_up(Worker& w, const Input& input, int layer);
   void gate_up_unit(Worker& w, const Input& input, int layer, int begin, int end, int first_row, int rows);

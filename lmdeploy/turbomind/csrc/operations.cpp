@@ -60,7 +60,8 @@ void Model::add_normed(Worker& w, const float* norm, float scale) {
   pool_.barrier();
 }
 
-// Work units: the key and value of one KV head (twice the weights), or one query head.
+// Work units: the key and value of one KV head (twice the weights), or one query head. With a norm across heads they
+// leave plain projections, and norm_across_heads does the rest once all are there.
 void Model::qkv(Worker& w, const Input& input, int layer) {
   const LayerShape& shape = shape_.layers[layer];
   auto unit = [&](int number, int first, int rows) {
@@ -93,6 +94,7 @@ void Model::query_head(Worker& w, const Input& input, int layer, int head, int f
            w.space.matmul);
   for (int row = 0; row < rows; ++row, out += shape.q_dim()) {
     if (linear.bias != nullptr) kernels_.add_scaled(out, linear.bias + channel, 1, shape.head_dim);
+    if (shape.qk_norm_across) continue;
     position_head(shape, weights_.layer(layer).q_norm, first + row, out);
     for (int d = 0; d < shape.head_dim; ++d) out[d] *= shape.scale;
   }
@@ -110,21 +112,56 @@ void Model::key_value_head(Worker& w, const Input& input, int layer, int head, i
     multiply(kernels_, matrix, input, at / kTile, (at + dim) / kTile, first, rows, out[i], dim, w.space.matmul);
   }
   for (int row = 0; row < rows; ++row) {
-    int token = first + row, batch_row = space_.token_row[token];
+    int token = first + row;
     float *key = out[0] + size_t(row) * dim, *value = out[1] + size_t(row) * dim;
     if (linear.bias != nullptr) {
       kernels_.add_scaled(key, linear.bias + channel[0], 1, dim);
       kernels_.add_scaled(value, linear.bias + channel[1], 1, dim);
     }
+    if (shape.qk_norm_across) {
+      float* to = space_.kv + size_t(token) * 2 * shape.kv_dim() + head * dim;
+      std::memcpy(to, key, dim * sizeof(float));
+      std::memcpy(to + shape.kv_dim(), value, dim * sizeof(float));
+      continue;
+    }
     position_head(shape, weights_.layer(layer).k_norm, token, key);
-    int position = batch_.context_len[batch_row] + token - batch_.row_start[batch_row];
-    int block = batch_.block_ids[batch_.block_start[batch_row] + position / limits_.block_size];
-    kernels_.store_kv(cache_[layer], head, block, position % limits_.block_size, key, value);
+    store_kv(layer, head, token, key, value);
   }
+}
+
+void Model::store_kv(int layer, int head, int token, const float* key, const float* value) {
+  int row = space_.token_row[token];
+  int position = batch_.context_len[row] + token - batch_.row_start[row];
+  int block = batch_.block_ids[batch_.block_start[row] + position / limits_.block_size];
+  kernels_.store_kv(cache_[layer], head, block, position % limits_.block_size, key, value);
+}
+
+// Queries and keys of whole tokens: norm over all heads, then position, head by head.
+void Model::norm_across_heads(Worker& w, int layer) {
+  const LayerShape& shape = shape_.layers[layer];
+  const LayerWeights& weights = weights_.layer(layer);
+  const float offset = shape_.norm_offset, eps = shape_.norm_eps;
+  pool_.barrier();
+  distribute(w, batch_.tokens, 1, true, [&](int token, int) {
+    float* q = space_.q + size_t(token) * shape.q_dim();
+    float* key = space_.kv + size_t(token) * 2 * shape.kv_dim();
+    kernels_.rms_norm(q, weights.q_norm, offset, eps, shape.q_dim(), q);
+    kernels_.rms_norm(key, weights.k_norm, offset, eps, shape.kv_dim(), key);
+    for (int head = 0; head < shape.heads; ++head) rotate_head(shape, token, q + head * shape.head_dim);
+    for (int i = 0; i < shape.q_dim(); ++i) q[i] *= shape.scale;
+    for (int head = 0; head < shape.kv_heads; ++head, key += shape.head_dim) {
+      rotate_head(shape, token, key);
+      store_kv(layer, head, token, key, key + shape.kv_dim());
+    }
+  });
 }
 
 void Model::position_head(const LayerShape& shape, const float* norm, int token, float* head) const {
   if (norm != nullptr) kernels_.rms_norm(head, norm, shape_.norm_offset, shape_.norm_eps, shape.head_dim, head);
+  rotate_head(shape, token, head);
+}
+
+void Model::rotate_head(const LayerShape& shape, int token, float* head) const {
   if (shape.rope < 0) return;
   size_t at = size_t(token) * space_.rope_stride + rope_offset_[shape.rope];
   kernels_.rope(head, space_.cosine + at, space_.sine + at, shape.rotary_dim);

@@ -21,13 +21,15 @@ struct LayerShape {
   int rotary_dim = 0, rope = -1;  // index into ModelShape::rope; -1: no rotation
   int window = 0;                 // 0: none
   float scale = 1, softcap = 0;
-  bool qk_norm = false, pre_norm = true, post_norm = false;
+  bool qk_norm = false, qk_norm_across = false;  // across: all heads of a token as one vector
+  bool pre_norm = true, post_norm = false;
   float residual_scale = 1;
   int intermediate = 0;
   int activation = kSilu;
   InputFormat qkv_input, o_input, gate_up_input, down_input;
 
   int q_dim() const { return heads * head_dim; }
+  int kv_dim() const { return kv_heads * head_dim; }
 };
 
 struct ModelShape {
@@ -37,6 +39,7 @@ struct ModelShape {
   InputFormat head_input;
   std::vector<LayerShape> layers;
   std::vector<std::vector<double>> rope;  // inverse frequencies [rotary_dim / 2]
+  std::vector<double> rope_scale;         // what cosines and sines are multiplied by, one for each of `rope`
 };
 
 struct Limits {

@@ -132,6 +132,8 @@ void Workspace::take_shared(const ModelShape& shape, const Limits& limits, Arena
   branch = arena.take<float>(post_norm ? tokens * shape.hidden : 0);
   q = arena.take<float>(tokens * max_q_dim(shape));
   attention = arena.take<float>(tokens * max_q_dim(shape));
+  int kv_across = largest(shape, [](const LayerShape& l) { return l.qk_norm_across ? 2 * l.kv_dim() : 0; });
+  kv = arena.take<float>(tokens * kv_across);
   cosine = arena.take<float>(tokens * rope_stride);
   sine = arena.take<float>(tokens * rope_stride);
   input = arena.take_bytes(wide_input_bytes(shape, limits.max_step_tokens));

@@ -72,6 +72,7 @@ class Workspace {
 
   float *x, *branch;     // [tokens][hidden] residual stream; output of a block that is normed before it is added
   float *q, *attention;  // [tokens][max q_dim]
+  float* kv;             // [tokens][2 * max kv_dim] keys, then values, while keys wait for a norm across heads
   float *cosine, *sine;  // [tokens][rope_stride] all rope kinds one after the other
   int rope_stride;
   uint8_t *input, *down_input;  // prepared rows

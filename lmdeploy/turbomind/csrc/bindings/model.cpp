@@ -140,8 +140,11 @@ void step(Model& model, const nb::tuple& batch_columns, const nb::tuple& sample_
   model.step(batch, output);
 }
 
-void pack(Model& model, int matrix, int kind, int group, nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu> codes,
-          const nb::tuple& parameters, int dst_row, int run) {
+// Read-only arrays too: views of a mapped file.
+using Codes = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void pack(Model& model, int matrix, int kind, int group, const Codes& codes, const nb::tuple& parameters, int dst_row,
+          int run) {
   PackSource source{};
   source.kind = static_cast<WeightKind>(kind);
   source.n = static_cast<int>(codes.shape(0));
@@ -175,6 +178,7 @@ void bind_shapes(nb::module_& m) {
       .def_rw("scale", &LayerShape::scale)
       .def_rw("softcap", &LayerShape::softcap)
       .def_rw("qk_norm", &LayerShape::qk_norm)
+      .def_rw("qk_norm_across", &LayerShape::qk_norm_across)
       .def_rw("pre_norm", &LayerShape::pre_norm)
       .def_rw("post_norm", &LayerShape::post_norm)
       .def_rw("residual_scale", &LayerShape::residual_scale)
@@ -195,7 +199,8 @@ void bind_shapes(nb::module_& m) {
       .def_rw("logit_softcap", &ModelShape::logit_softcap)
       .def_rw("head_input", &ModelShape::head_input)
       .def_rw("layers", &ModelShape::layers)
-      .def_rw("rope", &ModelShape::rope);
+      .def_rw("rope", &ModelShape::rope)
+      .def_rw("rope_scale", &ModelShape::rope_scale);
   nb::class_<Limits>(m, "Limits")
       .def(nb::init<>())
       .def_rw("max_step_tokens", &Limits::max_step_tokens)
@@ -215,6 +220,7 @@ void register_model(nb::module_& m) {
            [](Model* self, const ModelShape& shape, const Limits& limits, const std::vector<int>& cpus,
               size_t weight_bytes) {
              require(limits.threads == static_cast<int>(cpus.size()), "one cpu per thread is needed");
+             require(shape.rope.size() == shape.rope_scale.size(), "one scale per rotary embedding is needed");
              new (self) Model(shape, limits, cpus, weight_bytes, kernels());
            })
       .def("add_matrix",

@@ -1,4 +1,4 @@
-"""Sampling inside the native engine against the same rules in numpy float64.
+"""Sampling inside each executor against the same rules in numpy float64.
 
 The rows come from a tiny model whose logits are returned beside the draws; known failures K13, K15 and K17.
 """
@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from native_case import NewTokens, make_batch, make_executor, samples, with_tensor
+from executors import EXECUTORS, fill_cache, make_executor
+from native_case import NewTokens, make_batch, samples, with_tensor
 from native_llama import llama
 from sampling_reference import changed_logits, distribution, draw, log_softmax, philox, uniform
 
 from lmdeploy.engine.batch import StepResult
+from lmdeploy.pytorch.sampling import philox4x32
 from lmdeploy.turbomind import _turbomind
 
 VOCAB, TOKENS = 3000, 64
@@ -23,10 +25,15 @@ IDS = rng.integers(0, VOCAB, TOKENS).astype(np.int32)
 BLOCKS = np.arange(TOKENS // 16, dtype=np.int32)
 
 
+@pytest.fixture(scope="module", params=EXECUTORS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def executor() -> Any:
+def executor(kind: str) -> Any:
     _, spec, tensors = llama(vocab_size=VOCAB)
-    return make_executor(spec, tensors)
+    return make_executor(kind, spec, tensors)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +65,7 @@ KNOWN = [
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
 def test_philox_known_answers(counter: Any, key: Any, words: Any) -> None:
     assert tuple(_turbomind.philox4x32(list(counter), list(key))) == words
+    assert philox4x32(counter, key) == words
     assert philox(counter, key) == words
 
 
@@ -197,12 +205,12 @@ def test_every_token_banned_is_no_result(executor: Any) -> None:
     assert result.finite.tolist() == [True, False, True]
 
 
-def test_logprobs_have_a_floor() -> None:
+def test_logprobs_have_a_floor(kind: str) -> None:
     """One token's logits are made huge through the head."""
     _, spec, tensors = llama(vocab_size=200)
     head = np.array(tensors["lm_head.weight"])
     head[3] *= 1e4
-    large = make_executor(spec, with_tensor(tensors, "lm_head.weight", head))
+    large = make_executor(kind, spec, with_tensor(tensors, "lm_head.weight", head))
     ids = np.arange(20, dtype=np.int32)
     columns = samples(range(20), logprobs=20, target_ids=5, want_logits=True)
     result = large.execute(make_batch([NewTokens(ids, 0, BLOCKS)], columns))
@@ -212,11 +220,11 @@ def test_logprobs_have_a_floor() -> None:
     assert np.isfinite(result.top_logprobs).all()
 
 
-def test_a_row_that_is_not_finite_stays_alone() -> None:
+def test_a_row_that_is_not_finite_stays_alone(kind: str) -> None:
     """One row's cached tokens are NaN; its neighbours in the batch draw and score as ever."""
     _, spec, tensors = llama(vocab_size=200)
-    executor = make_executor(spec, tensors)
-    executor._model.fill_cache(0x7E00)
+    executor = make_executor(kind, spec, tensors)
+    fill_cache(executor, np.nan)
     contexts = [4 if i == 7 else 0 for i in range(10)]
     rows = [NewTokens(np.array([i, i], np.int32), c, np.array([i], np.int32)) for i, c in enumerate(contexts)]
     columns = samples(range(1, 20, 2), temperature=1.0, logprobs=2)

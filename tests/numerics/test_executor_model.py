@@ -1,7 +1,7 @@
-"""The native model against transformers in float32 on the same (bfloat16-rounded or dequantised) weights.
+"""Each executor against transformers in float32 on the same (bfloat16-rounded or dequantised) weights.
 
-Tolerance: activations keep 14 bits a group (int8 planes) or 16 bits (bfloat16 planes), keys and values fp16
-(relative error 5e-4): a relative RMS of 2e-3 in the logits.
+Tolerance: native activations keep 14 bits a group (int8 planes) or 16 bits (bfloat16 planes), its keys and
+values fp16 (relative error 5e-4): a relative RMS of 2e-3 in the logits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from native_case import NewTokens, make_batch, make_executor, relative_rms, samples, sequence_logits
+from executors import EXECUTORS, make_executor
+from native_case import NewTokens, make_batch, relative_rms, samples, sequence_logits
 from native_llama import WHOLE_GROUPS, Case, expected_logits, gemma2, llama, quantized, qwen3
 
 from lmdeploy.models.spec import RopeSpec
@@ -42,10 +43,11 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_prefill_and_decode_equal_transformers(name: str) -> None:
+@pytest.mark.parametrize("kind", EXECUTORS)
+def test_prefill_and_decode_equal_transformers(kind: str, name: str) -> None:
     model, spec, tensors = CASES[name]()
     wanted = expected_logits(model, IDS)
-    executor = make_executor(spec, tensors)
+    executor = make_executor(kind, spec, tensors)
     assert relative_rms(sequence_logits(executor, IDS), wanted) < TOLERANCE
     assert relative_rms(sequence_logits(executor, IDS[:40], chunk=1), wanted[:40]) < TOLERANCE
 
@@ -67,20 +69,22 @@ QUANTIZED: dict[str, Callable[[str], tuple[str, int] | None]] = {
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_quantised_equal_transformers_on_dequantised(name: str) -> None:
+@pytest.mark.parametrize("kind", EXECUTORS)
+def test_quantised_equal_transformers_on_dequantised(kind: str, name: str) -> None:
     model, spec, tensors = quantized(llama(**WHOLE_GROUPS), QUANTIZED[name])
     wanted = expected_logits(model, IDS)
-    executor = make_executor(spec, tensors)
+    executor = make_executor(kind, spec, tensors)
     assert relative_rms(sequence_logits(executor, IDS), wanted) < TOLERANCE
     assert relative_rms(sequence_logits(executor, IDS[:40], chunk=1), wanted[:40]) < TOLERANCE
 
 
-def test_long_context_in_many_ranges() -> None:
+@pytest.mark.parametrize("kind", EXECUTORS)
+def test_long_context_in_many_ranges(kind: str) -> None:
     """1,100 tokens are three ranges of attention; decoding one row spreads them over threads."""
     model, spec, tensors = llama(num_key_value_heads=1)
     ids = np.random.default_rng(4).integers(0, 130, 1100).astype(np.int32)
     wanted = expected_logits(model, ids)
-    executor = make_executor(spec, tensors)
+    executor = make_executor(kind, spec, tensors)
     blocks = np.arange(70, dtype=np.int32)
     first = sequence_logits(executor, ids[:500], blocks)
     second = executor.execute(make_batch([NewTokens(ids[500:1099], 500, blocks)], samples([598])))
@@ -90,9 +94,10 @@ def test_long_context_in_many_ranges() -> None:
     assert relative_rms(last.logits[0], wanted[1099]) < TOLERANCE
 
 
-def test_only_asked_positions_are_returned() -> None:
+@pytest.mark.parametrize("kind", EXECUTORS)
+def test_only_asked_positions_are_returned(kind: str) -> None:
     _, spec, tensors = llama()
-    executor = make_executor(spec, tensors)
+    executor = make_executor(kind, spec, tensors)
     every = sequence_logits(executor, IDS[:20])
     columns = samples([3, 19], want_logits=[False, True])
     result = executor.execute(make_batch([NewTokens(IDS[:20], 0, np.arange(2, dtype=np.int32))], columns))

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from native_case import BLOCK, NewTokens, make_batch, make_executor, samples, sequence_logits
+from executors import EXECUTORS, fill_cache, make_executor
+from native_case import BLOCK, NewTokens, make_batch, samples, sequence_logits
 from native_llama import WHOLE_GROUPS, Case, gemma2, llama, quantized
 
-NAN_HALF, GARBAGE_HALF = 0x7E00, 0x7BFF  # fp16 NaN and the largest finite value
+GARBAGE = 65504.0  # the largest value of fp16
 rng = np.random.default_rng(11)
 LENGTH = 600  # two ranges of attention
 IDS = rng.integers(0, 130, LENGTH).astype(np.int32)
@@ -39,17 +40,23 @@ MODELS = {
 
 @dataclass
 class Solo:
+    kind: str
     case: Case
     logits: npt.NDArray[np.float32]
 
-    def executor(self, threads: int = 2, **fields: int) -> Any:
-        return make_executor(self.case[1], self.case[2], threads, **fields)
+    def executor(self, threads: int | None = None, **fields: int) -> Any:
+        return make_executor(self.kind, self.case[1], self.case[2], threads, **fields)
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def solo(request: pytest.FixtureRequest) -> Solo:
-    case = MODELS[request.param]()
-    return Solo(case, sequence_logits(make_executor(case[1], case[2]), IDS))
+def model(request: pytest.FixtureRequest) -> Case:
+    return MODELS[request.param]()
+
+
+@pytest.fixture(scope="module", params=EXECUTORS)
+def solo(request: pytest.FixtureRequest, model: Case) -> Solo:
+    executor = make_executor(request.param, model[1], model[2])
+    return Solo(request.param, model, sequence_logits(executor, IDS))
 
 
 def assert_same(got: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> None:
@@ -106,10 +113,10 @@ def test_inside_a_batch_of_33(solo: Solo, place: int) -> None:
     assert_same(np.array(got), solo.logits[:60])
 
 
-@pytest.mark.parametrize("stale", [NAN_HALF, GARBAGE_HALF])
-def test_shuffled_blocks_with_stale_values(solo: Solo, stale: int) -> None:
+@pytest.mark.parametrize("stale", [np.nan, GARBAGE])
+def test_shuffled_blocks_with_stale_values(solo: Solo, stale: float) -> None:
     executor = solo.executor(num_blocks=100)
-    executor._model.fill_cache(stale)
+    fill_cache(executor, stale)
     blocks = rng.permutation(100).astype(np.int32)[: len(BLOCKS)]
     assert_same(sequence_logits(executor, IDS, blocks, chunk=150), solo.logits)
 

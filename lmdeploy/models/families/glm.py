@@ -1,0 +1,51 @@
+"""GLM-4-9B (as transformers writes it): half of each head turns, in neighbouring pairs; fused gate and up."""
+
+from __future__ import annotations
+
+from lmdeploy.models.checkpoint import NameTable
+from lmdeploy.models.families.base import Family, Sizes, activation, hf_sizes
+from lmdeploy.models.families.names import (
+    HF_FUSED_GATE_UP,
+    HF_LAYER,
+    HF_NAMES,
+    K_PAIRS_APART,
+    Q_PAIRS_APART,
+    layer_names,
+)
+from lmdeploy.models.fields import Fields
+from lmdeploy.models.rope import rope_from_hf
+from lmdeploy.models.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec
+
+HF_GLM: NameTable = {
+    **HF_NAMES,
+    **HF_FUSED_GATE_UP,
+    **layer_names(
+        HF_LAYER,
+        {
+            "attn.q_proj": ("self_attn.q_proj", Q_PAIRS_APART),
+            "attn.k_proj": ("self_attn.k_proj", K_PAIRS_APART),
+        },
+    ),
+}
+
+
+def parts_from_hf(config: Fields) -> tuple[Sizes, AttentionSpec, FfnSpec]:
+    """What all GLM models have in common."""
+    sizes = hf_sizes(config, eps=1.5625e-07, max_position=131072)
+    rope = rope_from_hf(config, sizes.head_dim, partial=0.5)
+    attention = sizes.attention(rope, qkv_bias=config.flag("attention_bias", True))
+    return sizes, attention, FfnSpec(sizes.intermediate, activation(config))
+
+
+def from_hf(config: Fields) -> ModelSpec:
+    sizes, attention, ffn = parts_from_hf(config)
+    return sizes.model("glm", LayerSpec(attention, ffn))
+
+
+FAMILY = Family(
+    name="glm",
+    models="GLM-4-9B",
+    hf_architectures=("GlmForCausalLM",),
+    from_hf=from_hf,
+    hf_names=HF_GLM,
+)
