@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import os
 import struct
 from pathlib import Path
 from random import Random
@@ -302,3 +303,34 @@ def test_random_damage_never_is_a_traceback(name: str, tmp_path: Path) -> None:
             refusals.append(str(error))
     assert len(refusals) > 20
     assert not [line for line in refusals if "\n" in line]
+
+
+@pytest.mark.parametrize("value", ["x", {}, -1, 10**6, 1.5, float("nan"), True, [1, "x"], [[1]]])
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_ends_that_are_no_ids_are_named(name: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="eos_token_id is") as caught:
+        pieces_tokenizer(tmp_path / "m", **{name.replace(".json", "_json"): {"eos_token_id": value}})
+    assert str(tmp_path / "m" / name) in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_ends_may_be_rows_that_the_tokenizer_does_not_name(tmp_path: Path) -> None:
+    """The embedding is often padded beyond the vocabulary."""
+    config = {"eos_token_id": [1, 500], "vocab_size": 512}
+    assert 1 in pieces_tokenizer(tmp_path / "m", config_json=config).eos_ids
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("make", [_dangling, Path.mkdir, os.mkfifo], ids=["link", "directory", "pipe"])
+@pytest.mark.parametrize(
+    "name",
+    ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json"],
+)
+def test_what_is_no_file_is_not_taken_as_absent(name: str, make: Any, tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", {"tokenizer.model": sentencepiece(PIECES)})
+    make(folder / name)
+    with pytest.raises(ModelError, match=f"{name}: is "):
+        load_tokenizer(folder)
