@@ -13,6 +13,7 @@ from lmdeploy import PytorchEngineConfig, TurbomindEngineConfig
 from lmdeploy.cli.smoke import write_model
 from lmdeploy.config import EngineConfig
 from lmdeploy.errors import CapacityError, ConfigError, ModelError
+from lmdeploy.models.registry import load_spec
 from lmdeploy.pytorch.plan import torch_plan
 from lmdeploy.runtime.engine_choice import Choice, Offers, choose_engine
 from lmdeploy.runtime.gpu import Gpu, TorchInstall, read_gpus, read_torch
@@ -222,11 +223,11 @@ def test_torch_is_read_from_its_files(tmp_path: Path) -> None:
     assert read_torch(tmp_path) == CUDA_TORCH
 
 
-def test_torch_refuses_heads_it_cannot_share(model: str) -> None:
-    from lmdeploy.models.registry import load_spec
-
+def test_torch_names_what_it_cannot_compute(model: str) -> None:
     spec = load_spec(model)
-    attention = dataclasses.replace(spec.layers[0].attention, num_kv_heads=3)
-    layer = dataclasses.replace(spec.layers[0], attention=attention)
-    with pytest.raises(ModelError, match="4 query heads over 3"):
-        torch_plan(dataclasses.replace(spec, layers=(layer,)), "float32", "cpu", 64)
+    layer = spec.layers[0]
+    heads = dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, num_kv_heads=3))
+    experts = dataclasses.replace(layer, ffn=dataclasses.replace(layer.ffn, kind="experts"))
+    for wrong, words in ((heads, "4 query heads over 3"), (experts, "kind 'experts'")):
+        with pytest.raises(ModelError, match=words):
+            torch_plan(dataclasses.replace(spec, layers=(wrong,)), "float32", "cpu", 64)
