@@ -41,9 +41,9 @@ BEST: dict[str, tuple[dict[str, Any], tuple[str, str, str], str]] = {
     "card and torch": (
         {"gpus": [CARD], "torch": CUDA_TORCH}, ("pytorch", "cuda", "bfloat16"), "there is a GPU"
     ),
-    "card, no torch": ({"gpus": [CARD]}, ("turbomind", "cpu", ""), "pip install lmdeploy[torch]"),
+    "card, no torch": ({"gpus": [CARD]}, ("turbomind", "cpu", ""), "it computes this model"),
     "card, torch for CPUs": (
-        {"gpus": [CARD], "torch": CPU_TORCH}, ("turbomind", "cpu", ""), "built without CUDA"
+        {"gpus": [CARD], "torch": CPU_TORCH}, ("turbomind", "cpu", ""), "it computes this model"
     ),
     "refused": ({"torch": CPU_TORCH, "refusal": REFUSAL}, ("pytorch", "cpu", "float32"), REFUSAL),
     "refused, with a card": (
@@ -61,7 +61,18 @@ def test_the_better_fit_and_why(name: str) -> None:
     assert line.startswith(f"{wanted[0]} on the {'Some Card' if wanted[1] == 'cuda' else 'CPU'}")
     assert reason in line
     assert "\n" not in line
-    assert choice.note is None
+    unused = wanted[0] == "turbomind" and "gpus" in offers
+    assert (choice.note is not None) == unused
+
+
+@pytest.mark.parametrize(
+    ("torch", "remedy"), [(None, "pip install lmdeploy[torch]"), (CPU_TORCH, "install a CUDA build of it")]
+)
+def test_a_card_that_lies_idle_is_said_with_the_remedy(torch: TorchInstall | None, remedy: str) -> None:
+    note = choose(gpus=[CARD], torch=torch).note
+    assert note is not None
+    assert "Some Card is not used" in note
+    assert remedy in note
 
 
 def test_refused_without_torch_names_the_extra() -> None:
