@@ -17,8 +17,10 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+import lmdeploy
 from lmdeploy.engine.request import Request, TokenEvent
 from lmdeploy.errors import EngineDeadError, LMDeployError, rebuild_error
 from lmdeploy.runtime.messages import (
@@ -372,12 +374,27 @@ def _how(code: int | None) -> str:
     return f"{name}, which the system sends when memory runs out" if name == "SIGKILL" else name
 
 
+# Sets the parent's import path before anything is imported: `-m` and `-c` put the current folder first, where
+# a file named like a library, or a source tree without a built extension, would be imported in its place.
+_BOOTSTRAP = (
+    "import sys; sys.path[:] = sys.argv[2:]; del sys.argv[2:]; "
+    "from lmdeploy.runtime.worker import main; sys.exit(main(sys.argv))"
+)
+
+
+def _import_path() -> list[str]:
+    """Where this process imports from, as absolute folders and without the current one."""
+    paths = [os.path.abspath(path) for path in sys.path if path]
+    home = str(Path(lmdeploy.__file__).resolve().parent.parent)
+    known = {os.path.realpath(path) for path in paths}
+    # A package that was found through the current folder, or by an import hook, is still the one to run.
+    return paths if home in known else [home, *paths]
+
+
 def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """A fresh interpreter (never a fork) that inherits one end of the socket."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    """A fresh interpreter (never a fork) that inherits one end of the socket and the import path."""
     return subprocess.Popen(
-        [sys.executable, "-m", "lmdeploy.runtime.worker", str(theirs.fileno())],
+        [sys.executable, "-c", _BOOTSTRAP, str(theirs.fileno()), *_import_path()],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
-        env=environment,
     )

@@ -1,4 +1,4 @@
-"""Main of the engine process: `python -m lmdeploy.runtime.worker FD`.
+"""Main of the engine process, which `runtime.client` starts with the number of its socket.
 
 Owns the loop around one engine: read commands, step while there is work, send what a step produced as one
 message. It sleeps in select when there is nothing to do. It ends when told to, when the socket to its parent
@@ -161,7 +161,3 @@ def main(argv: list[str]) -> int:
         traceback.print_exc()
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv))

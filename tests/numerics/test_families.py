@@ -91,6 +91,12 @@ GEMMA_3_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 2.5,
+}
 INTERNLM2 = {
     "rename": fused_wqkv,
     "describe": {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", "bias": False},
@@ -152,6 +158,11 @@ ROWS: dict[str, Row] = {
     "phi3, longrope, part of a head": Row("Phi3", {**LONG_PHI, "rope_parameters": PHI_4}, gguf="phi3"),
     "glm": Row("Glm"),
     "glm4": Row("Glm4", gguf="glm4"),
+    "granite": Row("Granite", {"hidden_size": 96, **MULTIPLIERS}, gguf="granite"),
+    "granite, biases, tied": Row(
+        "Granite",
+        {**MULTIPLIERS, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
     "olmo2": Row("Olmo2", {"hidden_size": 96}, gguf="olmo2"),
     "olmo2, all heads with keys": Row("Olmo2", {"hidden_size": 96, "num_key_value_heads": 6}),
     "smollm3": Row("SmolLM3", {"hidden_size": 96}, gguf="smollm3"),
@@ -195,6 +206,31 @@ def test_logits_equal_transformers(name: str, form: str, executor: str, tmp_path
     compute = case.make(checkpoint, checkpoint.spec.for_length(len(IDS)))
     assert case.error(compute(IDS, [len(IDS)]), wanted) < case.tolerance
     assert case.error(compute(IDS, STEPS), wanted) < case.tolerance
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_tied_model_may_carry_its_head(executor: str, tmp_path: Path) -> None:
+    """Files of tied models with and without the output matrix; it is stored once."""
+    case, model = EXECUTORS[executor], tiny("Llama", tie_word_embeddings=True)
+    tensors, wanted = bfloat16(model), expected_logits(model, IDS)
+    for head in ({}, {"lm_head.weight": tensors["model.embed_tokens.weight"]}):
+        checkpoint = open_checkpoint(
+            write_hf(tmp_path / str(len(head)), config_of(model), {**tensors, **head})
+        )
+        assert checkpoint.spec.tie_embeddings
+        assert "lm_head.weight" not in checkpoint.names()
+        compute = case.make(checkpoint, checkpoint.spec)
+        assert case.error(compute(IDS, [len(IDS)]), wanted) < case.tolerance
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_weights_beyond_float16_do_not_overflow(executor: str, tmp_path: Path) -> None:
+    case, model = EXECUTORS[executor], tiny("Llama")
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[3, 5] = 99840.0  # 1e5 in bfloat16
+    checkpoint = open_checkpoint(write_hf(tmp_path, config_of(model), bfloat16(model)))
+    wanted = expected_logits(model, IDS)
+    assert case.error(case.make(checkpoint, checkpoint.spec)(IDS, STEPS), wanted) < case.tolerance
 
 
 def test_every_family_has_a_row() -> None:

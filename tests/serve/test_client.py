@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -169,3 +170,36 @@ asyncio.run(main())
     parent.kill()
     parent.communicate()
     asyncio.run(until(lambda: not os.path.exists(f"/proc/{pid}")))
+
+
+FOREIGN = "raise SystemExit('a file of the current folder was imported')"
+
+
+@pytest.mark.parametrize("how", ["file", "-c"])
+async def test_engine_process_imports_nothing_from_the_current_folder(tmp_path: Path, how: str) -> None:
+    """Neither a source tree nor a file named like a library gets into the engine's process."""
+    for name in ("numpy.py", "json.py", "select.py", "msgspec.py", "sitecustomize.py"):
+        (tmp_path / name).write_text(FOREIGN)
+    (tmp_path / "lmdeploy").mkdir()
+    (tmp_path / "lmdeploy" / "__init__.py").write_text(FOREIGN)
+    code = f"""
+import sys
+sys.path[:] = [p for p in sys.path if p]
+import asyncio
+from lmdeploy.runtime.client import ProcessClient
+from lmdeploy.runtime.messages import Recipe
+async def main():
+    client = ProcessClient(Recipe.of({FACTORY!r}, {{}}))
+    await client.start()
+    await client.close()
+    print("well")
+sys.path[:0] = [""] * {how == "-c"}
+asyncio.run(main())
+"""
+    script = tmp_path / "inner" / "main.py"
+    script.parent.mkdir()
+    script.write_text(code)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, *(["-c", code] if how == "-c" else [str(script)])]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60)
+    assert done.stdout == "well\n", done.stderr

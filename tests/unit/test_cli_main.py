@@ -131,6 +131,30 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert (process.returncode, err) == (141, b"")
 
 
+@pytest.mark.parametrize("argv", ["--version", "--help", "chat --help", "check_env"])
+@pytest.mark.parametrize(("where", "words"), [(">/dev/full", "No space left"), (">&-", "output is closed")])
+def test_output_that_cannot_be_written_is_one_line(argv: str, where: str, words: str) -> None:
+    done = shell(f"{sys.executable} -m lmdeploy {argv} {where}")
+    assert done.returncode == 1
+    assert done.stderr.startswith("lmdeploy: error: ")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed: str) -> None:
+    done = shell(f"{sys.executable} -m lmdeploy chat no-such-model {closed}")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == ("2>" not in closed)
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["/bin/sh", "-c", command], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+    )
+
+
 def test_command_without_a_traceback_in_a_process() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "lmdeploy", "chat", "no-such-model"],

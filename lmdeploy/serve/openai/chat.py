@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmdeploy.engine.request import TokenLogprobs
+from lmdeploy.runtime.chat_input import normalise_messages
 from lmdeploy.runtime.generate import Choice, Delta
 from lmdeploy.serve.openai.generation import Answer, Generation, Piece, Whole, request_id
 from lmdeploy.serve.openai.logprobs import chat_logprobs, printed
-from lmdeploy.serve.openai.messages import normalise_messages
 from lmdeploy.serve.openai.prompts import chat_prompt
 from lmdeploy.serve.openai.protocol import ChatBody, parse_body
 from lmdeploy.serve.openai.served import Reply, Served

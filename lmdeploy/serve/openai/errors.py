@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lmdeploy.errors import LMDeployError, RequestError
+from lmdeploy.errors import InvalidValueError, LMDeployError, MissingFieldError, RequestError, shorten
 
 logger = logging.getLogger("lmdeploy.serve")
 
@@ -29,18 +29,6 @@ _PROBLEMS = {
 }
 _OUT_OF_RANGE = ("greater_than_equal", "less_than_equal", "less_than")
 _SHOWN = 200  # characters of a client's value that are repeated in a message
-
-
-class MissingFieldError(RequestError):
-    """A required field is absent."""
-
-    code = "missing_required_parameter"
-
-
-class InvalidValueError(RequestError):
-    """A field has a value that is not allowed."""
-
-    code = "invalid_value"
 
 
 class HttpError(RequestError):
@@ -95,18 +83,6 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 async def on_bug(request: Request, error: Exception) -> Response:
     """The exception itself goes on to the web server, which logs it."""
     return error_response(internal_error())
-
-
-def shorten(value: object) -> str:
-    """A client's value for a message, in at most about 200 characters."""
-    if isinstance(value, str):
-        return repr(value) if len(value) <= _SHOWN else repr(value[:_SHOWN]) + "..."
-    if isinstance(value, dict | list):
-        return f"{'an object' if isinstance(value, dict) else 'a list'} with {len(value)} entries"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    text = repr(value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
 def path_of(loc: Sequence[int | str]) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lmdeploy.errors import ContextLengthError
+from lmdeploy.errors import ContextLengthError, InvalidValueError, shorten
+from lmdeploy.runtime.chat_input import check_template_kwargs
 from lmdeploy.runtime.generate import Frontend
-from lmdeploy.serve.openai.errors import InvalidValueError, shorten
 from lmdeploy.serve.openai.protocol import ChatBody, CompletionBody
 from lmdeploy.serve.openai.served import Served
 
-_OWN_FIELDS = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+_OWN_FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 MAX_ANSWERS = 2048  # of one request, prompts times choices
 
 
@@ -27,11 +27,7 @@ def chat_prompt(served: Served, body: ChatBody, messages: Sequence[dict[str, Any
         raise InvalidValueError(
             "'continue_final_message' needs a last message of role assistant.", param="continue_final_message"
         )
-    extra = dict(body.chat_template_kwargs or {})
-    for name in _OWN_FIELDS & extra.keys():
-        raise InvalidValueError(
-            f"'chat_template_kwargs' may not hold {name!r}.", param=f"chat_template_kwargs.{name}"
-        )
+    extra = check_template_kwargs(body.chat_template_kwargs, _OWN_FIELDS)
     if body.documents is not None:
         extra["documents"] = body.documents
     if body.reasoning_effort is not None:

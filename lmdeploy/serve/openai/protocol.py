@@ -22,8 +22,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from lmdeploy.config import GenerationConfig
-from lmdeploy.errors import RequestError
-from lmdeploy.serve.openai.errors import InvalidValueError, from_validation
+from lmdeploy.errors import InvalidValueError, RequestError
+from lmdeploy.serve.openai.errors import from_validation
 
 logger = logging.getLogger("lmdeploy.serve")
 
