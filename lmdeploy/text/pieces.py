@@ -112,7 +112,10 @@ def _normalizer(pieces: Pieces) -> Any:
     if pieces.charsmap:
         steps.append(normalizers.Precompiled(pieces.charsmap))
     if pieces.collapse_spaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps += [
+            normalizers.Replace(Regex(r"\A +| +\z"), ""),
+            normalizers.Replace(Regex(" {2,}"), " "),
+        ]
     if pieces.prefix == "every":
         steps.append(_prefix_step(pieces))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
