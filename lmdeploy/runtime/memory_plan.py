@@ -18,7 +18,7 @@ from lmdeploy.errors import CapacityError
 # Measured with CPython 3.11 and NumPy 2.4; tests/e2e/test_memory.py holds it to the truth.
 PROCESS_BYTES = 40 * 2**20
 # The same with torch 2.13: resident memory on the CPU; on a card, an allowance for its context and libraries.
-TORCH_PROCESS_BYTES = {"cpu": 288 * 2**20, "cuda": 768 * 2**20}
+TORCH_PROCESS_BYTES = {"cpu": 320 * 2**20, "cuda": 768 * 2**20}
 
 
 @dataclass(frozen=True, slots=True)
