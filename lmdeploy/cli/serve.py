@@ -133,7 +133,7 @@ def _serve(args: argparse.Namespace, engine: EngineConfig) -> int:
     ssl = (env.SSL_KEYFILE.text(), env.SSL_CERTFILE.text()) if args.ssl else (None, None)
     listener = Listener(args.server_name, args.server_port, *ssl)
     with bind(listener.host, listener.port) as sock:
-        config = resolve(args.model_path, engine)
+        config = resolve(args.model_path, engine, server=True)
         print(plan_table(config), flush=True)
         frontend = load_frontend(
             Path(config.model_path),

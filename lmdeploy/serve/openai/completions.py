@@ -22,7 +22,7 @@ from lmdeploy.serve.openai.prompts import completion_prompts
 from lmdeploy.serve.openai.protocol import CompletionBody, parse_body
 from lmdeploy.serve.openai.served import Reply, Served
 from lmdeploy.serve.openai.streaming import ChunkStream
-from lmdeploy.serve.openai.transport import json_response, off_loop, read_body, while_connected
+from lmdeploy.serve.openai.transport import from_body, json_response, while_connected
 from lmdeploy.text.detokenize import Detokenizer
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's; short on purpose there, and what clients of this route expect
@@ -30,7 +30,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's; short on purpose there, and what clients of
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One validated request, ready to run. `prompts` are the given texts, None where ids were given."""
+    """One validated request, ready to run. `prompts` are the given texts where they are echoed."""
 
     served: Served
     body: CompletionBody
@@ -43,8 +43,7 @@ class Completion:
 
 
 async def completions(served: Served, request: Request) -> Response:
-    raw = await read_body(request, served.options.max_body)
-    completion = await off_loop(len(raw), _prepare, served, raw)
+    completion = await from_body(request, served, _prepare)
     if completion.body.stream:
         chunks = _Chunks(completion)
         options = completion.body.stream_options
@@ -55,7 +54,7 @@ async def completions(served: Served, request: Request) -> Response:
     return await while_connected(request.receive, _whole(completion))
 
 
-def _prepare(served: Served, raw: bytes) -> Completion:
+def _prepare(served: Served, raw: bytearray) -> Completion:
     """Everything that can fail before generation; one bad prompt fails the request."""
     body: CompletionBody = parse_body(CompletionBody, raw)
     model = served.name_for(body.model)
@@ -68,7 +67,8 @@ def _prepare(served: Served, raw: bytes) -> Completion:
         for choice in range(per_prompt)
     ]
     generation = Generation(served.client, answers, per_prompt)
-    texts = [text for _, text in prompts]
+    texts = [text if body.echo else None for _, text in prompts]
+    body.prompt = None  # a long text is not kept while its answer is made
     reply = served.reply("cmpl", model)
     for ids, _ in prompts:
         served.log_prompt(reply.id, ids)

@@ -247,7 +247,7 @@ def _check_extras(extras: dict[str, Any]) -> None:
             logger.info("field %r is ignored", name[:100])
 
 
-def parse_body(kind: type[ChatBody] | type[CompletionBody], raw: bytes) -> Any:
+def parse_body(kind: type[ChatBody] | type[CompletionBody], raw: bytes | bytearray) -> Any:
     """The request in `raw`, valid by itself. Raises RequestError."""
     try:
         body = kind.model_validate_json(raw)
