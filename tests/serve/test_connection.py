@@ -6,11 +6,14 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
 from serve_process import Server, chat, memory, running
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from lmdeploy.serve import connection
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -166,3 +169,28 @@ async def test_no_http_gets_json(server: Server) -> None:
         client.writer.write(b"nonsense\r\n\r\n")
         status, body = await client.answer()
         assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+
+
+class Gone:
+    """A closed transport, as uvloop behaves: every call fails, before anyone is told of the end."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    def pause_reading(self) -> None:
+        self.write(b"")
+
+    def resume_reading(self) -> None:
+        self.write(b"")
+
+
+async def test_a_dead_transport_is_a_disconnect() -> None:
+    """Until the event loop tells of the end, what is done with the connection is ignored."""
+    transport: Any = connection._Transport(cast(Any, Gone()))
+    flow = FlowControl(transport)
+    flow.pause_reading()
+    flow.resume_reading()
+    transport.write(b"x")

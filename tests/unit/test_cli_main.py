@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import os
 import subprocess
 import sys
@@ -237,3 +238,16 @@ def test_fields_without_effect_are_not_in_the_help() -> None:
     add_flags(parser, TurbomindEngineConfig)
     shown = {a.dest for a in parser._actions if a.help != argparse.SUPPRESS} - {"help"}
     assert shown == {f.name for f in dataclasses.fields(TurbomindEngineConfig) if not is_fixed(f)}
+
+
+def test_interrupt_while_modules_are_loaded_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str, *_: object, **__: object) -> None:
+        if name == "lmdeploy.cli.main":
+            raise KeyboardInterrupt
+        raise AssertionError(name)
+
+    entry = importlib.import_module("lmdeploy.__main__")
+    monkeypatch.setattr("builtins.__import__", interrupted)
+    code = entry.main()
+    monkeypatch.undo()
+    assert code == 130

@@ -18,7 +18,7 @@ from lmdeploy.engine.request import TokenLogprobs
 from lmdeploy.runtime.generate import Choice, Delta
 from lmdeploy.serve.openai.generation import Answer, Generation, Piece, Whole, request_id
 from lmdeploy.serve.openai.logprobs import CompletionLogprobs, floored
-from lmdeploy.serve.openai.prompts import completion_prompts
+from lmdeploy.serve.openai.prompts import Prompt, completion_prompts
 from lmdeploy.serve.openai.protocol import CompletionBody, parse_body
 from lmdeploy.serve.openai.served import Reply, Served
 from lmdeploy.serve.openai.streaming import ChunkStream
@@ -62,16 +62,16 @@ def _prepare(served: Served, raw: bytearray) -> Completion:
     config = body.generation_config(*_limits(body))
     per_prompt = body.best_of or body.choices
     answers = [
-        _answer(served, body, config, ids, number * per_prompt + choice, choice)
-        for number, (ids, _) in enumerate(prompts)
+        _answer(served, body, config, prompt, number * per_prompt + choice, choice)
+        for number, prompt in enumerate(prompts)
         for choice in range(per_prompt)
     ]
     generation = Generation(served.client, answers, per_prompt)
-    texts = [text if body.echo else None for _, text in prompts]
+    texts = [prompt.text if body.echo else None for prompt in prompts]
     body.prompt = None  # a long text is not kept while its answer is made
     reply = served.reply("cmpl", model)
-    for ids, _ in prompts:
-        served.log_prompt(reply.id, ids)
+    for prompt in prompts:
+        served.log_prompt(reply.id, prompt.ids)
     return Completion(served, body, reply, generation, texts)
 
 
@@ -83,16 +83,16 @@ def _limits(body: CompletionBody) -> tuple[int, int | None]:
 
 
 def _answer(
-    served: Served, body: CompletionBody, config: GenerationConfig, ids: list[int], index: int, choice: int
+    served: Served, body: CompletionBody, config: GenerationConfig, prompt: Prompt, index: int, choice: int
 ) -> Answer:
     if body.max_tokens == 0:
-        scoring = served.frontend.scoring(request_id(), ids, param="prompt", top=body.logprobs or 0)
+        scoring = served.frontend.scoring(request_id(), prompt.ids, param=prompt.path, top=body.logprobs or 0)
         return Answer(index, scoring, Choice(served.frontend, config))
     request = served.frontend.request(
         request_id(),
-        ids,
+        prompt.ids,
         config,
-        param="prompt",
+        param=prompt.path,
         choice=choice,
         cache_salt=body.cache_salt or "",
         prompt_logprobs=body.logprobs if body.echo else None,
