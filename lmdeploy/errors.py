@@ -23,6 +23,7 @@ and which text is none, is said here too.
 from __future__ import annotations
 
 _SHOWN = 200  # characters of a caller's value that are repeated in a message
+_SHOWN_DIGITS = 40
 
 
 class LMDeployError(Exception):
@@ -141,7 +142,8 @@ def shorten(value: object) -> str:
         text = repr(value)
     except ValueError:  # Python does not write out whole numbers of thousands of digits
         text = "a number of thousands of digits"
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    shown = _SHOWN_DIGITS if isinstance(value, int | float) else _SHOWN
+    return text if len(text) <= shown else text[:shown] + "..."
 
 
 def text_problem(text: str) -> str | None:

@@ -80,10 +80,12 @@ class Pipeline:
         are handles by which an answer can be aborted from elsewhere; their history is not used.
         """
         answers, _ = self._answers(prompts, gen_config, do_preprocess, adapter_name, chat_template_kwargs)
-        handles = [sessions] if isinstance(sessions, Session) else list(sessions or ())
+        handles = [sessions] if isinstance(sessions, Session) else sessions or []
+        if not isinstance(handles, list | tuple) or not all(isinstance(x, Session) for x in handles):
+            raise RequestError("sessions must be made by pipe.session(), one per prompt", param="sessions")
         if handles and len(handles) != len(answers):
             raise RequestError(f"{len(handles)} sessions for {len(answers)} prompts", param="sessions")
-        return self._stream(answers, handles, stream_response)
+        return self._stream(answers, list(handles), stream_response)
 
     def _stream(
         self, answers: list[Answer], sessions: list[Session], pieces: bool
@@ -124,7 +126,9 @@ class Pipeline:
         What was generated before an abort stays in the history; a prompt that failed leaves no trace there,
         and `session.response` says why it failed.
         """
-        session = session or self.session()
+        session = self.session() if session is None else session
+        if not isinstance(session, Session):
+            raise RequestError("session must be made by pipe.session()", param="session")
         answers, _ = self._answers(
             [session.messages(prompt)], gen_config, True, adapter_name, chat_template_kwargs
         )
@@ -321,7 +325,8 @@ def _one_per_prompt(gen_config: GenConfigs, count: int) -> list[GenerationConfig
     configs: list[Any] = list(gen_config) if isinstance(gen_config, list | tuple) else [gen_config]
     if len(configs) != count or not all(isinstance(x, GenerationConfig) for x in configs):
         raise RequestError(
-            f"gen_config must be one GenerationConfig or one per prompt ({count}), got {len(configs)}",
+            f"gen_config must be one GenerationConfig or a list of one per prompt ({count}), got "
+            f"{len(configs)} of type {', '.join(sorted({type(x).__name__ for x in configs}))}",
             param="gen_config",
         )
     return configs

@@ -21,6 +21,7 @@ _MEDIA = {
     "video_url": "videos",
     "file": "files",
 }
+_DEEPEST = 128
 _TEMPLATE_TYPES = {"add_generation_prompt": bool, "continue_final_message": bool, "tools": list}
 
 
@@ -87,18 +88,22 @@ def check_template_kwargs(given: Any, refused: Collection[str] = ("messages",)) 
     return dict(given)
 
 
-def _check_texts(value: Any, path: str) -> None:
-    """Every text within, keys too, can be written as UTF-8."""
+def _check_texts(value: Any, path: str, depth: int = 0) -> None:
+    """Every text within, keys too, can be written as UTF-8; what is nested without end is refused."""
+    if depth > _DEEPEST:
+        raise InvalidValueError(
+            f"Invalid value for '{path[:80]}...': nested more than {_DEEPEST} deep.", param=path[:80]
+        )
     if isinstance(value, str):
         check_text(value, path)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             if isinstance(key, str):
                 check_text(key, f"a name in {path}")
-            _check_texts(item, f"{path}.{key}")
+            _check_texts(item, f"{path}.{key}", depth + 1)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            _check_texts(item, f"{path}[{index}]")
+            _check_texts(item, f"{path}[{index}]", depth + 1)
 
 
 def _content(content: Any, path: str, optional: bool) -> str:

@@ -140,6 +140,10 @@ class Tokenizer:
         """Ids of `text`, in which `marks` are control tokens and all else is plain text."""
         return self._run(self._marked_backend, text, add_special_tokens)
 
+    def prepare(self) -> None:
+        """Make at once what the first text with a control token would wait for (a second or two)."""
+        self._marked_backend  # noqa: B018
+
     @cached_property
     def _marked_backend(self) -> tokenizers.Tokenizer:
         """The same tokenizer with its control tokens renamed to their marks; all ids are as before."""

@@ -44,6 +44,8 @@ def assert_idle(pipe: Pipeline) -> None:
 
 
 USER = {"role": "user", "content": "hi"}
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
 
 
 class TestForms:
@@ -132,6 +134,7 @@ class TestErrors:
             ([{"role": "king", "content": "a"}], "'messages[0].role'"),
             ([USER, 5], "'messages[1]': must be an object"),
             ([], "at least one message"),
+            ([{**USER, "more": ENDLESS}], "nested more than 128 deep"),
             (b"bytes", "not bytes"),
         ],
     )
@@ -199,6 +202,9 @@ class TestErrors:
             (lambda p: p.batch_infer(["a"]), r"pipe\(\["),
             (lambda p: p.generate("a"), "stream_infer"),
             (lambda p: p.get_ppl([1]), "two"),
+            (lambda p: p("a", 5), "gen_config must be .* of type int"),
+            (lambda p: p.stream_infer("a", 5), "sessions must be made by"),
+            (lambda p: p.chat("a", 5), "session must be made by"),
             (lambda p: p.get_ppl(None), "input_ids must be"),
             (lambda p: p.get_ppl("ab"), "input_ids must be"),
             (lambda p: p.get_ppl([1.5, 2.5]), "input_ids must be"),

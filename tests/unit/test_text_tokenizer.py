@@ -111,6 +111,14 @@ def test_plain_encoding_equals_the_library_with_control_tokens_off(demo: Tokeniz
         assert not demo.special_ids & set(demo.encode(text))
 
 
+def test_preparing_leaves_nothing_to_make_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, prepared = gguf_tokenizer(), gguf_tokenizer()
+    prepared.prepare()
+    expected = tokenizer.encode("<|end|>ab")
+    monkeypatch.setattr("lmdeploy.text.tokenizer.json.loads", None)
+    assert prepared.encode("<|end|>ab") == expected
+
+
 def test_plain_encoding_for_sentencepiece_vocabularies(pieces: Tokenizer) -> None:
     """The pieces <s> and </s> are in the vocabulary itself, yet text never becomes one of them."""
     ids = pieces.encode("</s> a<s>")

@@ -27,7 +27,7 @@ _PROBLEMS = {
     "list_type": "must be a list",
     "too_long": "must hold at most {max_length} entries",
 }
-_OUT_OF_RANGE = ("greater_than_equal", "less_than_equal", "less_than")
+_OUT_OF_RANGE = ("greater_than_equal", "less_than_equal", "less_than", "int_parsing_size")
 _SHOWN = 200  # characters of a client's value that are repeated in a message
 
 
@@ -42,7 +42,10 @@ class HttpError(RequestError):
 
 def error_body(error: LMDeployError) -> dict[str, Any]:
     """The body of every error answer, and of the error event of a stream."""
-    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    code = error.code
+    if code is None and error.status == 400 and error.param is not None:
+        code = InvalidValueError.code  # also where the field was found wrong by what knows no codes
+    fields = {"message": error.message, "type": error.type, "param": error.param, "code": code}
     return {"error": fields}
 
 
@@ -72,7 +75,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path[:_SHOWN]}"
     message = {
-        404: f"Unknown route: {where}.",
+        404: f"Unknown route: {where}; the API is below /v1, and GET /v1/models lists what is served.",
         405: f"Method not allowed: {where}.",
     }.get(error.status_code, str(error.detail))
     response = error_response(HttpError(error.status_code, message))

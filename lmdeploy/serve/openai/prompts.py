@@ -6,7 +6,7 @@ Knows the fields that shape a prompt. Knows no answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmdeploy.errors import ContextLengthError, InvalidValueError, shorten
 from lmdeploy.runtime.chat_input import check_template_kwargs
@@ -43,8 +43,16 @@ def chat_prompt(served: Served, body: ChatBody, messages: Sequence[dict[str, Any
     return _tail(ids, body.truncate_prompt_tokens)
 
 
-def completion_prompts(served: Served, body: CompletionBody) -> list[tuple[list[int], str | None]]:
-    """(ids, text as given or None) of each prompt. Raises RequestError."""
+class Prompt(NamedTuple):
+    """One of a request's prompts: its ids, its text where one was given, and its path in the body."""
+
+    ids: list[int]
+    text: str | None
+    path: str
+
+
+def completion_prompts(served: Served, body: CompletionBody) -> list[Prompt]:
+    """All prompts of a request. Raises RequestError."""
     prompts = _split(served.frontend, body.prompt)
     count = len(prompts) * (body.best_of or body.choices)
     if count > MAX_ANSWERS:
@@ -52,7 +60,7 @@ def completion_prompts(served: Served, body: CompletionBody) -> list[tuple[list[
             f"This request asks for {count} answers; the most is {MAX_ANSWERS}.", param="prompt"
         )
     return [
-        (_tail(_ids(served, body, prompt, path), body.truncate_prompt_tokens), _text(prompt))
+        Prompt(_tail(_ids(served, body, prompt, path), body.truncate_prompt_tokens), _text(prompt), path)
         for prompt, path in prompts
     ]
 
