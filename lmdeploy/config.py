@@ -11,15 +11,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import numbers
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lmdeploy.errors import ConfigError, LMDeployError, RequestError
+from lmdeploy.errors import ConfigError, LMDeployError, RequestError, text_problem
 
 DEFAULT_MAX_BATCH_SIZE = 32
 MAX_SEED = 2**64 - 1
+_MOST = 2**63 - 1  # of counts and ids; more has no meaning, and messages could not even show it
 
 # What sampling uses where neither the caller nor the model says anything.
 DEFAULT_TEMPERATURE, DEFAULT_TOP_P, DEFAULT_TOP_K, DEFAULT_MIN_P = 0.8, 1.0, 50, 0.0
@@ -217,7 +220,7 @@ class GenerationConfig:
 
     n: int = _fixed(1, "send the prompt several times, each with its own random_seed")
     max_new_tokens: int | None = _field(
-        512, "most tokens to generate; None: as many as fit", kind=int, low=1, optional=True
+        512, "most tokens to generate; None: as many as fit", kind=int, low=1, high=_MOST, optional=True
     )
     do_sample: bool | None = _field(
         None,
@@ -230,7 +233,7 @@ class GenerationConfig:
     top_p: float | None = _field(
         None, "keep the most likely tokens up to this probability mass", kind=float, low=0.0, high=1.0
     )
-    top_k: int | None = _field(None, "keep the k most likely tokens; 0: all", kind=int, low=0)
+    top_k: int | None = _field(None, "keep the k most likely tokens; 0: all", kind=int, low=0, high=2**31 - 1)
     min_p: float | None = _field(
         None,
         "drop tokens less likely than this share of the most likely one",
@@ -255,7 +258,9 @@ class GenerationConfig:
     random_seed: int | None = _field(
         None, "seed of the draw; equal seeds give equal answers", kind=int, low=-(2**63), high=MAX_SEED
     )
-    min_new_tokens: int | None = _field(None, "end-of-answer ids are banned until then", kind=int, low=0)
+    min_new_tokens: int | None = _field(
+        None, "end-of-answer ids are banned until then", kind=int, low=0, high=_MOST
+    )
     ignore_eos: bool = _field(False, "do not stop at the model's end-of-answer ids", kind=bool)
     stop_words: Sequence[str] | None = _field(None, "texts that end the answer", kind="words")
     bad_words: Sequence[str] | None = _field(None, "words never generated, one token each", kind="words")
@@ -367,13 +372,39 @@ def _json_source(file_or_string: str | Path) -> tuple[str, str]:
 
 
 def _check(config: Any, error: type[LMDeployError]) -> None:
-    """Raise `error` for the first field whose value its declaration does not allow."""
+    """Raise `error` for the first field whose value its declaration does not allow.
+
+    Afterwards numbers are Python's own, whatever their type was (numpy's are accepted), and lists are lists.
+    """
     for field in dataclasses.fields(config):
         value, rules = getattr(config, field.name), field.metadata
-        unset = value is None and (field.default is None or rules.get("optional", False))
-        problem = None if unset else _problem(value, rules)
+        if value is None and (field.default is None or rules.get("optional", False)):
+            continue
+        kind = rules.get("kind")
+        if kind in ("words", "ids") and _is_list(value):
+            value = list(value)
+        problem = _problem(value, rules)
         if problem:
             raise error(f"{field.name}={_short(value)}: {problem}", param=field.name)
+        object.__setattr__(config, field.name, _plain(value, kind))
+
+
+def _plain(value: Any, kind: Any) -> Any:
+    if kind in (int, float):
+        return kind(value)
+    if kind == "ids":
+        return [int(x) for x in value]
+    if kind == "bias":
+        return {int(key): _as_float(x) for key, x in value.items()}
+    return value
+
+
+def _as_float(value: Any) -> float:
+    """Whole numbers may be larger than any float."""
+    try:
+        return float(value)
+    except OverflowError:
+        return sys.float_info.max if value > 0 else -sys.float_info.max
 
 
 def _problem(value: Any, rules: Mapping[str, Any]) -> str | None:
@@ -381,7 +412,7 @@ def _problem(value: Any, rules: Mapping[str, Any]) -> str | None:
         return _neutral_problem(value, rules)
     if "choices" in rules:
         choices = rules["choices"]
-        same = any(value == c and type(value) is type(c) for c in choices)
+        same = any(_same_kind(value, c) and value == c for c in choices)
         return None if same else "must be one of " + ", ".join(map(str, choices))
     kind = rules["kind"]
     if kind in (int, float):
@@ -389,6 +420,10 @@ def _problem(value: Any, rules: Mapping[str, Any]) -> str | None:
     if isinstance(kind, type):
         return None if isinstance(value, kind) else f"must be of type {kind.__name__}"
     return {"words": _words_problem, "ids": _ids_problem, "bias": _bias_problem}[kind](value)
+
+
+def _same_kind(value: Any, choice: Any) -> bool:
+    return _is_number(value, int) if isinstance(choice, int) else type(value) is type(choice)
 
 
 def _neutral_problem(value: Any, rules: Mapping[str, Any]) -> str | None:
@@ -415,24 +450,28 @@ def _range_text(rules: Mapping[str, Any]) -> str:
 
 
 def _is_number(value: Any, kind: type) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    """A whole or a finite number, of Python or numpy; True and False are none."""
+    if isinstance(value, bool):
         return False
-    return isinstance(value, int) if kind is int else math.isfinite(value)
+    if isinstance(value, numbers.Integral):
+        return True
+    return kind is float and isinstance(value, numbers.Real) and math.isfinite(value)
 
 
 def _words_problem(value: Any) -> str | None:
-    good = _is_list(value) and all(isinstance(x, str) and x for x in value)
-    return None if good else "must be a list of texts that are not empty"
+    if not _is_list(value) or not all(isinstance(x, str) and x for x in value):
+        return "must be a list of texts that are not empty"
+    return next(filter(None, map(text_problem, value)), None)
 
 
 def _ids_problem(value: Any) -> str | None:
-    good = _is_list(value) and all(_is_number(x, int) and x >= 0 for x in value)
+    good = _is_list(value) and all(_is_number(x, int) and 0 <= x <= _MOST for x in value)
     return None if good else "must be a list of token ids"
 
 
 def _bias_problem(value: Any) -> str | None:
     good = isinstance(value, Mapping) and all(
-        _is_number(k, int) and k >= 0 and _is_bias(v) for k, v in value.items()
+        _is_number(k, int) and 0 <= k <= _MOST and _is_bias(v) for k, v in value.items()
     )
     return None if good else "must map token ids to numbers"
 
@@ -446,5 +485,8 @@ def _is_list(value: Any) -> bool:
 
 
 def _short(value: Any, limit: int = 200) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write out whole numbers of thousands of digits
+        text = "a number of thousands of digits"
     return text if len(text) <= limit else text[:limit] + "..."

@@ -19,6 +19,7 @@ class Variable:
     name: str
     help: str
     choices: tuple[str, ...] = ()
+    most: int = 2**31 - 1  # of a number
 
     def text(self, environ: Mapping[str, str] = os.environ) -> str | None:
         """Its value, or None when not set. Raises ConfigError when the value is not one of `choices`."""
@@ -32,12 +33,13 @@ class Variable:
         return (self.text(environ) or "").lower() in ("1", "true", "yes", "on")
 
     def number(self, environ: Mapping[str, str] = os.environ) -> int | None:
-        """Its value as a whole number of at least 1, or None when not set. Raises ConfigError."""
+        """Its value as a whole number from 1 to `most`, or None when not set. Raises ConfigError."""
         value = self.text(environ)
         if value is None:
             return None
-        if not value.isdecimal() or int(value) < 1:
-            raise ConfigError(f"{self.name}={value}: must be a whole number of at least 1")
+        digits = value.isascii() and value.isdecimal() and len(value) <= 20
+        if not digits or not 1 <= int(value) <= self.most:
+            raise ConfigError(f"{self.name}={value:.40}: must be a whole number from 1 to {self.most}")
         return int(value)
 
 
@@ -47,7 +49,9 @@ KERNELS = Variable(
     choices=("portable", "avx2", "avx512"),
 )
 NUM_THREADS = Variable(
-    "LMDEPLOY_NUM_THREADS", "compute threads where num_threads is not given; default: usable physical cores"
+    "LMDEPLOY_NUM_THREADS",
+    "compute threads where num_threads is not given; default: usable physical cores",
+    most=1024,
 )
 HF_HUB_OFFLINE = Variable("HF_HUB_OFFLINE", "1: never download a model; only what is in the cache is used")
 HF_HOME = Variable("HF_HOME", "folder of downloaded models; default: ~/.cache/huggingface")

@@ -20,3 +20,5 @@ done
 answer=$(../$venv/bin/lmdeploy chat --prompt "What is the capital of France?" --max-new-tokens 24)
 echo "$answer"
 case "$answer" in *Paris*) ;; *) echo "the demo model did not answer"; exit 1 ;; esac
+said=$(../$venv/bin/lmdeploy chat --backend pytorch --prompt hi 2>&1 || true)
+case "$said" in *"pip install lmdeploy[torch]"*) ;; *) echo "$said"; echo "the extra was not named"; exit 1 ;; esac

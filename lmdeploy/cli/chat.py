@@ -7,6 +7,7 @@ is no terminal, so that answers can be piped on.
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import signal
 import sys
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmdeploy.cli.flags import add_engine_flags, add_flags, engine_config
 from lmdeploy.config import EngineConfig, GenerationConfig
-from lmdeploy.errors import UserError
+from lmdeploy.errors import UserError, check_text
 
 if TYPE_CHECKING:
     from lmdeploy.cli.conversation import Conversation
@@ -44,6 +45,7 @@ HELP = """\
 /stats          time and tokens of the newest answer, and the state of the cache
 /exit           leave (also Ctrl-D)
 Ctrl-C stops an answer; what was written of it stays in the conversation."""
+_ROOM = "\nchat       takes room for one sequence, its conversation; --max-batch-size takes more"
 _WORDS = {"exit": "/exit", "quit": "/exit", "end": "/clear"}
 
 
@@ -81,11 +83,13 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from lmdeploy.cli.conversation import Conversation
 
+    for name in ("prompt", "system"):
+        check_text(getattr(args, name) or "", f"--{name}")
     sampling = {k: v for k, v in vars(args).items() if k in _SAMPLING}
     config = GenerationConfig(max_new_tokens=args.max_new_tokens, **sampling)
     # A conversation is one sequence: room for more would only be memory taken from others.
     engine = engine_config(args, max_batch_size=getattr(args, "max_batch_size", 1))
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    _accept_any_bytes()
     pipe, plan = _load(args, engine)
     with pipe:
         conversation = Conversation(pipe, config, args.system)
@@ -95,6 +99,13 @@ def run(args: argparse.Namespace) -> int:
         if args.prompt is not None:
             return _answer_once(conversation, args.prompt)
         return _interactive(conversation) if sys.stdin.isatty() else _piped(conversation)
+
+
+def _accept_any_bytes() -> None:
+    """Input that is no text becomes lone surrogates, which cost one turn its answer and not the program."""
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def _load(args: argparse.Namespace, engine: EngineConfig) -> tuple[Pipeline, str]:
@@ -110,8 +121,10 @@ def _load(args: argparse.Namespace, engine: EngineConfig) -> tuple[Pipeline, str
     from lmdeploy.runtime.resolve import plan_table, resolve
 
     set_up(args.log_level)
-    config = resolve(args.model_path or DEMO_MODEL, engine)
+    config = resolve(DEMO_MODEL if args.model_path is None else args.model_path, engine)
     plan = plan_table(config)
+    if not hasattr(args, "max_batch_size"):
+        plan += _ROOM
     if sys.stdout.isatty() or sys.stderr.isatty():
         _note(plan)
         plan = ""
@@ -183,13 +196,24 @@ def _obey(conversation: Conversation, command: str, text: str) -> None:
         _note(HELP)
     elif command == "/clear":
         conversation.clear()
+        _note("(a new conversation)")
     elif command == "/system":
-        conversation.system = rest or None
-        conversation.clear()
+        _note(_set_system(conversation, rest))
     elif command == "/stats":
         _note(conversation.stats())
     else:
         _note(f"{command} is no command\n{HELP}")
+
+
+def _set_system(conversation: Conversation, text: str) -> str:
+    """What to say of it."""
+    try:
+        check_text(text, "the system text")
+    except UserError as error:
+        return f"error: {error.message}"
+    conversation.system = text or None
+    conversation.clear()
+    return "(a new conversation with this system text)" if text else "(a new conversation, no system text)"
 
 
 def _try_answer(conversation: Conversation, prompt: str) -> bool:

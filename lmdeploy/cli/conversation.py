@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lmdeploy.config import GenerationConfig
-from lmdeploy.errors import RequestError
+from lmdeploy.errors import RequestError, check_text
 from lmdeploy.messages import Response
 from lmdeploy.pipeline import Pipeline, Session
 
@@ -130,6 +130,7 @@ class Conversation:
     def _fit(self, prompt: str) -> str | list[dict[str, str]]:
         """What to send: the prompt with as many of the newest turns as leave room for an answer."""
         self.dropped = 0
+        check_text(prompt, "the prompt")
         if not prompt.strip():
             raise RequestError("the prompt is empty: write a question")
         frontend = self._pipe.frontend

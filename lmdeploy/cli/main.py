@@ -7,12 +7,14 @@ Builds the parsers without importing an engine; each command is a file with `add
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import errno
 import itertools
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lmdeploy import __version__
 from lmdeploy.cli import chat, check_env, serve
@@ -55,6 +57,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Without this a help text that cannot be written would count as shown."""
+        (file or sys.stderr).write(message)
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands; imports no engine."""
@@ -68,20 +74,49 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Exit code: the command's, that of an error's class, 130: Ctrl-C, 141: closed pipe."""
+    _fill_closed_streams()
     try:
-        code = _run(normalise(list(sys.argv[1:] if argv is None else argv)))
-        sys.stdout.flush()
-        return code
+        return _flushed(normalise(list(sys.argv[1:] if argv is None else argv)))
     except LMDeployError as error:
         return _complain(error.message, error.exit_code)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # What is still buffered cannot be written: without this the interpreter reports it once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return 141
     except OSError as error:
-        return _complain(str(error), 1)
+        _forget_output()
+        closed = error.errno == errno.EBADF
+        return _complain("standard output is closed" if closed else str(error), 1)
+
+
+def _flushed(argv: list[str]) -> int:
+    """Run; all that was printed, also a help text, has been written when this returns."""
+    try:
+        return _run(argv)
+    finally:
+        sys.stdout.flush()
+
+
+def _fill_closed_streams() -> None:
+    """Python has no stream where the shell closed one (`>&-`).
+
+    Reading then finds the end, what would be an answer fails as on a full disk, messages are lost.
+    """
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+
+def _forget_output() -> None:
+    """What cannot be written would be tried, and reported by the interpreter, once more at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:
@@ -95,7 +130,8 @@ def _run(argv: list[str]) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    print("lmdeploy: error: " + " ".join(message.split()), file=sys.stderr)
+    with contextlib.suppress(OSError):
+        print("lmdeploy: error: " + " ".join(message.split()), file=sys.stderr, flush=True)
     return code
 
 

@@ -120,6 +120,7 @@ def _check(args: argparse.Namespace) -> None:
 def _serve(args: argparse.Namespace, engine: EngineConfig) -> int:
     # Imported here: parsers are built without loading the web server or an engine.
     from pathlib import Path
+    from threading import Thread
 
     from lmdeploy.logging import set_up
     from lmdeploy.runtime.client import ProcessClient
@@ -133,7 +134,7 @@ def _serve(args: argparse.Namespace, engine: EngineConfig) -> int:
     ssl = (env.SSL_KEYFILE.text(), env.SSL_CERTFILE.text()) if args.ssl else (None, None)
     listener = Listener(args.server_name, args.server_port, *ssl)
     with bind(listener.host, listener.port) as sock:
-        config = resolve(args.model_path, engine)
+        config = resolve(args.model_path, engine, server=True)
         print(plan_table(config), flush=True)
         frontend = load_frontend(
             Path(config.model_path),
@@ -147,6 +148,8 @@ def _serve(args: argparse.Namespace, engine: EngineConfig) -> int:
         client = ProcessClient(Recipe.of("lmdeploy.runtime.build:build_engine", config))
         served = Served(frontend, client, args.model_path, tuple(args.model_name), _options(args))
         port = sock.getsockname()[1]
+        # While the engine loads: in the middle of other people's streams it would be a pause.
+        Thread(target=frontend.tokenizer.prepare, daemon=True).start()
         run_server(served, sock, listener, lambda: _announce(args, port, served.ids))
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,8 +29,9 @@ def locate(path: str | Path) -> ModelFiles:
             return ModelFiles("gguf", path)
         raise ModelError(f"{path}: not a model: a .gguf file or a directory with config.json is expected.")
     if not path.is_dir():
-        raise ModelError(f"{path}: no such file or directory.")
-    gguf = sorted(path.glob("*.gguf"))
+        kind = "neither a file nor a directory" if os.path.lexists(path) else "no such file or directory"
+        raise ModelError(f"{path}: {kind}.")
+    gguf = [file for file in sorted(path.glob("*.gguf")) if is_there(file)]
     if any(path.glob("*.safetensors")) or not gguf:
         return _hugging_face(path)
     if len(gguf) > 1:
@@ -39,9 +41,22 @@ def locate(path: str | Path) -> ModelFiles:
 
 
 def _hugging_face(path: Path) -> ModelFiles:
-    if not (path / "config.json").is_file():
+    if not is_there(path / "config.json"):
         raise ModelError(f"{path}: not a model directory: it holds neither config.json nor a .gguf file.")
     return ModelFiles("hf", path)
+
+
+def is_there(path: Path) -> bool:
+    """Whether an optional file exists; ModelError when its name is taken by what cannot be read as a file.
+
+    A dangling link (a copied snapshot without its blobs), a folder or a pipe is damage, not absence.
+    """
+    if path.is_file():
+        return True
+    if not os.path.lexists(path):
+        return False
+    what = "a link to nothing" if not path.exists() else "a directory" if path.is_dir() else "no regular file"
+    raise ModelError(f"{path}: is {what}; a file is expected, or nothing of this name.")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -25,6 +25,8 @@ def resolve_model_path(model: str, revision: str | None = None, download_dir: st
     revision: branch, tag or commit. download_dir: the hub cache to use. Raises ModelError when there is no
     such path or model, or when the hub cannot be reached and no complete copy is in the cache.
     """
+    if not model.strip():
+        raise ModelError("the name of the model is empty; give a directory, a GGUF file or a hub id.")
     path = Path(model).expanduser()
     if path.exists():
         return path

@@ -24,6 +24,7 @@ Past = list[tuple[torch.Tensor, torch.Tensor]]  # per layer: keys, values [kv_he
 # (layer, its attention, q [tokens, heads, head_dim], k, v [tokens, kv_heads, head_dim]), all float32 and
 # rotated, to the mixed values [tokens, heads * head_dim]
 Attend = Callable[[int, AttentionSpec, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Turn = tuple[torch.Tensor, torch.Tensor]  # cosines and sines float32 [tokens, 1, rotary_dim / 2]
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
@@ -49,8 +50,9 @@ class Decoder:
     def hidden(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """float32 [tokens, hidden] after the last norm, for ids and positions int64 [tokens]."""
         x = self._weights["embed.weight"][tokens].float() * self.spec.embedding_scale
+        turns = {rope: turn(positions, rope) for rope in {x.attention.rope for x in self.spec.layers} if rope}
         for i, layer in enumerate(self.spec.layers):
-            x = self._layer(i, layer, x, positions, attend)
+            x = self._layer(i, layer, x, turns, attend)
         return self._norm("norm", x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -59,11 +61,11 @@ class Decoder:
         return _softcap(self._linear(head, hidden) * self.spec.logit_scale, self.spec.logit_softcap)
 
     def _layer(
-        self, i: int, layer: LayerSpec, x: torch.Tensor, positions: torch.Tensor, attend: Attend
+        self, i: int, layer: LayerSpec, x: torch.Tensor, turns: Mapping[RopeSpec, Turn], attend: Attend
     ) -> torch.Tensor:
         name = f"layers.{i}"
         h = self._norm(f"{name}.attn_norm", x) if layer.pre_norm else x
-        h = self._attention(i, layer.attention, h, positions, attend)
+        h = self._attention(i, layer.attention, h, turns, attend)
         h = self._norm(f"{name}.attn_post_norm", h) if layer.post_norm else h
         x = x + h * layer.residual_scale
         h = self._norm(f"{name}.ffn_norm", x) if layer.pre_norm else x
@@ -72,7 +74,7 @@ class Decoder:
         return x + h * layer.residual_scale
 
     def _attention(
-        self, i: int, a: AttentionSpec, x: torch.Tensor, positions: torch.Tensor, attend: Attend
+        self, i: int, a: AttentionSpec, x: torch.Tensor, turns: Mapping[RopeSpec, Turn], attend: Attend
     ) -> torch.Tensor:
         name = f"layers.{i}.attn"
         q, k, v = (self._linear(f"{name}.{part}_proj", x) for part in "qkv")
@@ -83,7 +85,7 @@ class Decoder:
         if a.qk_norm and not a.qk_norm_across_heads:
             q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
         if a.rope is not None:
-            q, k = rotate(q, positions, a.rope), rotate(k, positions, a.rope)
+            q, k = rotate(q, turns[a.rope]), rotate(k, turns[a.rope])
         return self._linear(f"{name}.o_proj", attend(i, a, q, k, v))
 
     def _ffn(self, name: str, ffn: FfnSpec, x: torch.Tensor) -> torch.Tensor:
@@ -160,13 +162,19 @@ def visible(positions: torch.Tensor, keys: torch.Tensor, window: int | None) -> 
     return (distance >= 0) & (distance < window) if window is not None else distance >= 0
 
 
-def rotate(x: torch.Tensor, positions: torch.Tensor, rope: RopeSpec) -> torch.Tensor:
-    """x [tokens, heads, head_dim]: pairs (d, d + rotary_dim / 2) turned by position x frequency."""
+def turn(positions: torch.Tensor, rope: RopeSpec) -> Turn:
+    """Cosines and sines of position x frequency."""
     angles = positions[:, None].double() * torch.from_numpy(inverse_frequencies(rope)).to(positions.device)
     scaled = (each_value(f, angles) * rope.attention_factor for f in (torch.cos, torch.sin))
     cos, sin = (values.float()[:, None] for values in scaled)
-    half = rope.rotary_dim // 2
-    first, second, rest = x[..., :half], x[..., half : rope.rotary_dim], x[..., rope.rotary_dim :]
+    return cos, sin
+
+
+def rotate(x: torch.Tensor, turn: Turn) -> torch.Tensor:
+    """x [tokens, heads, head_dim]: pairs (d, d + rotary_dim / 2) turned, the rest as it was."""
+    cos, sin = turn
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
 
 

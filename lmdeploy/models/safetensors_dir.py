@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import TensorInfo
-from lmdeploy.models.files import read_json
+from lmdeploy.models.files import is_there, read_json
 from lmdeploy.models.formats.gguf_blocks import TensorKind
 from lmdeploy.models.formats.module import Header
 from lmdeploy.quant.tensors import Tensor
@@ -53,7 +53,7 @@ class SafetensorsStore:
             self._open(shard, names)
 
     def _open(self, shard: Path, expected: set[str] | None) -> None:
-        if not shard.is_file():
+        if not is_there(shard):
             raise ModelError(f"{shard}: a weight file that {_INDEX} names is missing; fetch the model again.")
         try:
             handle: Any = safe_open(str(shard), framework="np")
@@ -99,7 +99,7 @@ class SafetensorsStore:
 
 def _shards(directory: Path) -> dict[Path, set[str] | None]:
     """Weight file -> the tensors the index places in it (None without an index)."""
-    if not (directory / _INDEX).is_file():
+    if not is_there(directory / _INDEX):
         return {_single(directory): None}
     table = read_json(directory / _INDEX).get("weight_map")
     if not isinstance(table, dict) or not table:
@@ -115,7 +115,7 @@ def _shards(directory: Path) -> dict[Path, set[str] | None]:
 
 
 def _single(directory: Path) -> Path:
-    files = sorted(directory.glob("*.safetensors"))
+    files = [file for file in sorted(directory.glob("*.safetensors")) if is_there(file)]
     if len(files) == 1:
         return files[0]
     if directory / _SINGLE in files:

@@ -7,6 +7,7 @@ tokens (`runtime.generate`) nor how the engine is driven (`runtime.local`).
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -16,11 +17,12 @@ from lmdeploy.config import GenerationConfig
 from lmdeploy.engine.loop import Engine
 from lmdeploy.engine.request import Request, TokenLogprobs
 from lmdeploy.engine.stats import StepStats
-from lmdeploy.errors import RequestError, UserError, rebuild_error
+from lmdeploy.errors import RequestError, UserError, rebuild_error, shorten
 from lmdeploy.messages import Response
 from lmdeploy.pipeline.answers import Answer, follow
 from lmdeploy.pipeline.progress import Progress
 from lmdeploy.pipeline.session import Prompt, Session, as_messages
+from lmdeploy.runtime.chat_input import check_template_kwargs, normalise_messages
 from lmdeploy.runtime.generate import Choice, Frontend
 from lmdeploy.runtime.local import LocalClient
 
@@ -78,10 +80,12 @@ class Pipeline:
         are handles by which an answer can be aborted from elsewhere; their history is not used.
         """
         answers, _ = self._answers(prompts, gen_config, do_preprocess, adapter_name, chat_template_kwargs)
-        handles = [sessions] if isinstance(sessions, Session) else list(sessions or ())
+        handles = [sessions] if isinstance(sessions, Session) else sessions or []
+        if not isinstance(handles, list | tuple) or not all(isinstance(x, Session) for x in handles):
+            raise RequestError("sessions must be made by pipe.session(), one per prompt", param="sessions")
         if handles and len(handles) != len(answers):
             raise RequestError(f"{len(handles)} sessions for {len(answers)} prompts", param="sessions")
-        return self._stream(answers, handles, stream_response)
+        return self._stream(answers, list(handles), stream_response)
 
     def _stream(
         self, answers: list[Answer], sessions: list[Session], pieces: bool
@@ -122,7 +126,9 @@ class Pipeline:
         What was generated before an abort stays in the history; a prompt that failed leaves no trace there,
         and `session.response` says why it failed.
         """
-        session = session or self.session()
+        session = self.session() if session is None else session
+        if not isinstance(session, Session):
+            raise RequestError("session must be made by pipe.session()", param="session")
         answers, _ = self._answers(
             [session.messages(prompt)], gen_config, True, adapter_name, chat_template_kwargs
         )
@@ -151,8 +157,7 @@ class Pipeline:
 
         The first id is context only, so a sequence needs at least two. Raises RequestError.
         """
-        single = len(input_ids) > 0 and not isinstance(input_ids[0], Sequence | np.ndarray)
-        sequences: Any = [input_ids] if single else input_ids
+        sequences, single = _id_lists(input_ids)
         requests = [self._scoring(ids) for ids in sequences]
         scores = self._score(requests)
         means = [-float(np.mean([x.logprob for x in scores[r.request_id]])) for r in requests]
@@ -202,7 +207,7 @@ class Pipeline:
         return self._client.stats()
 
     def close(self) -> None:
-        """Free the model; later calls raise EngineDeadError."""
+        """Free the model; later calls raise EngineDeadError, but closing again does nothing."""
         self._client.close()
 
     def __enter__(self) -> Pipeline:
@@ -226,14 +231,14 @@ class Pipeline:
             raise RequestError(
                 "adapter_name: LoRA adapters are not supported; merge it first", param="adapter_name"
             )
-        single = _is_one_prompt(prompts)
-        items: list[Any] = [prompts] if single else list(prompts)
+        items, single = _as_list(prompts)
+        variables = check_template_kwargs(template)
         configs = _one_per_prompt(gen_config, len(items))
         answers = []
         for index, (prompt, config) in enumerate(zip(items, configs, strict=True)):
             request_id = self._next_id()
             answers.append(
-                Answer(index, request_id, self._make(request_id, prompt, config, do_preprocess, template))
+                Answer(index, request_id, self._make(request_id, prompt, config, do_preprocess, variables))
             )
         return answers, single
 
@@ -243,11 +248,11 @@ class Pipeline:
         prompt: Any,
         config: GenerationConfig,
         do_preprocess: bool,
-        template: Mapping[str, Any] | None,
+        template: Mapping[str, Any],
     ) -> tuple[Request, Choice] | UserError:
         try:
             _check_prompt(prompt)
-            ids = self._prompt_ids(prompt, do_preprocess, template or {})
+            ids = self._prompt_ids(prompt, do_preprocess, template)
             param = "prompt" if isinstance(prompt, str) else "messages"
             return self.frontend.request(request_id, ids, config, param=param), Choice(self.frontend, config)
         except UserError as error:
@@ -260,13 +265,23 @@ class Pipeline:
             raise RequestError(
                 "do_preprocess=False takes texts; messages need the template", param="do_preprocess"
             )
-        return self.frontend.chat_ids(as_messages(prompt), **template)
+        return self.frontend.chat_ids(normalise_messages(as_messages(prompt)), **template)
 
 
-def _is_one_prompt(prompts: Any) -> bool:
+def _as_list(prompts: Any) -> tuple[list[Any], bool]:
+    """The prompts of a call, and whether it is one that stands alone."""
     if isinstance(prompts, str | tuple):
-        return True
-    return len(prompts) > 0 and all(isinstance(x, Mapping) for x in prompts)
+        return [prompts], True
+    if isinstance(prompts, Mapping):
+        return [[prompts]], True
+    if not isinstance(prompts, list):
+        raise RequestError(
+            "prompts must be a text, a list of messages, or a list of such prompts, not "
+            f"{type(prompts).__name__}",
+            param="prompts",
+        )
+    single = bool(prompts) and all(isinstance(x, Mapping) for x in prompts)
+    return ([prompts], True) if single else (prompts, False)
 
 
 def _check_prompt(prompt: Any) -> None:
@@ -274,21 +289,44 @@ def _check_prompt(prompt: Any) -> None:
         raise RequestError(
             "images in prompts are not supported: the models here read text only", param="prompts"
         )
-    if isinstance(prompt, str):
-        return
-    if not isinstance(prompt, list) or not prompt or not all(isinstance(x, Mapping) for x in prompt):
+    if not isinstance(prompt, str | list):
         raise RequestError(
             f"a prompt is a text or a list of messages, not {type(prompt).__name__}", param="prompts"
         )
 
 
+def _id_lists(input_ids: Any) -> tuple[list[list[int]], bool]:
+    """Checked id sequences, and whether it is one that stands alone."""
+    given = _listed(input_ids)
+    single = bool(given) and isinstance(given[0], numbers.Integral)
+    return [_ids(x) for x in ([given] if single else given)], single
+
+
+def _listed(value: Any) -> list[Any]:
+    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes):
+        return list(value)
+    raise RequestError(
+        f"input_ids must be a list of token ids or a list of such lists, not {type(value).__name__}",
+        param="input_ids",
+    )
+
+
+def _ids(value: Any) -> list[int]:
+    ids = _listed(value)
+    wrong = next((x for x in ids if isinstance(x, bool) or not isinstance(x, numbers.Integral)), None)
+    if wrong is not None:
+        raise RequestError(f"input_ids: {shorten(wrong)} is no token id", param="input_ids")
+    return [int(x) for x in ids]
+
+
 def _one_per_prompt(gen_config: GenConfigs, count: int) -> list[GenerationConfig]:
     if gen_config is None or isinstance(gen_config, GenerationConfig):
         return [gen_config or GenerationConfig()] * count
-    configs = list(gen_config)
+    configs: list[Any] = list(gen_config) if isinstance(gen_config, list | tuple) else [gen_config]
     if len(configs) != count or not all(isinstance(x, GenerationConfig) for x in configs):
         raise RequestError(
-            f"gen_config must be one GenerationConfig or one per prompt ({count}), got {len(configs)}",
+            f"gen_config must be one GenerationConfig or a list of one per prompt ({count}), got "
+            f"{len(configs)} of type {', '.join(sorted({type(x).__name__ for x in configs}))}",
             param="gen_config",
         )
     return configs

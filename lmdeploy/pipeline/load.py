@@ -43,6 +43,8 @@ def pipeline(
         )
     config = resolve(model_path, backend_config)
     get_logger().info("%s", plan_table(config))
+    if backend_config is None and config.backend != "turbomind":
+        get_logger().warning("engine: %s", config.engine)
     for caution in config.cautions:
         get_logger().warning("%s", caution)
     return load(config, chat_template_config)

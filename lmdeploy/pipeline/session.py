@@ -9,12 +9,20 @@ from lmdeploy.errors import RequestError
 from lmdeploy.messages import Response
 
 Message: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = str | Sequence[Message]  # a text, or a list of messages
+Prompt: TypeAlias = str | Message | Sequence[Message]  # a text, a message or a list of messages
 
 
 def as_messages(prompt: Prompt) -> list[Message]:
-    """A text as one user message; messages as they are."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    """A text as one user message; messages as they are. RequestError for anything else."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if isinstance(prompt, Mapping):
+        return [prompt]
+    if not isinstance(prompt, list):
+        raise RequestError(
+            f"a prompt is a text or a list of messages, not {type(prompt).__name__}", param="prompt"
+        )
+    return prompt
 
 
 class Session:

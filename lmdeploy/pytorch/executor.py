@@ -86,8 +86,8 @@ class TorchExecutor:
             with torch.inference_mode(), out_of_memory_is_memory_error():
                 for tile in self._cut(batch):
                     self._compute(self._decoder, batch, tile, result)
-        except MemoryError as error:
-            raise EngineError(f"the batch cannot be computed: out of memory: {error}") from error
+        except (MemoryError, RuntimeError) as error:
+            raise EngineError(f"the batch cannot be computed: {error}") from error
         return result
 
     def close(self) -> None:

@@ -56,6 +56,11 @@ def torch_plan(spec: ModelSpec, dtype: str, device: str, block_size: int) -> Tor
 
 def _check_supported(layer: LayerSpec) -> None:
     a = layer.attention
+    if layer.ffn.kind != "gated":
+        raise ModelError(
+            f"a feed-forward block of kind {layer.ffn.kind!r} is not supported by the PyTorch engine"
+            " (supported: gated)"
+        )
     if a.num_heads % a.num_kv_heads:
         raise ModelError(
             f"{a.num_heads} query heads over {a.num_kv_heads} key/value heads are not supported by the"

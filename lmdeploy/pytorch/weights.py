@@ -15,25 +15,32 @@ from lmdeploy.quant.tensors import GroupedTensor, Tensor
 
 
 def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
-    """Every tensor of the checkpoint's spec by canonical name. ModelError names a tensor that is damaged."""
-    weights, grouped = {}, 0
-    for name, shape in checkpoint.spec.tensors():
+    """Every tensor of the checkpoint's spec by canonical name. ModelError names a tensor that is damaged.
+
+    All memory is taken first: what reading needs for a moment does not end up between the weights.
+    """
+    weights = {
+        name: torch.empty(shape, device=device, dtype=dtype if len(shape) > 1 else torch.float32)
+        for name, shape in checkpoint.spec.tensors()
+    }
+    grouped = 0
+    for name, weight in weights.items():
         tensor = checkpoint.read(name)
         grouped += isinstance(tensor, GroupedTensor)
-        value = _values(tensor).to(device=device, dtype=dtype if len(shape) > 1 else torch.float32)
-        if not bool(torch.isfinite(value).all()):
+        weight.copy_(_values(tensor))
+        del tensor
+        if not bool(torch.isfinite(weight).all()):
             raise ModelError(
-                f"tensor {name!r} holds values that are not finite in {_name(value.dtype)}; the file is"
+                f"tensor {name!r} holds values that are not finite in {_name(weight.dtype)}; the file is"
                 " damaged or needs another dtype"
             )
-        weights[name] = value
     if grouped:
         get_logger().info("%d quantised tensors are dequantised to %s and kept so", grouped, _name(dtype))
     return weights
 
 
 def _values(tensor: Tensor) -> torch.Tensor:
-    """Owned by nobody else: an array may be a view of a file that is closed later."""
+    """float32 on the CPU."""
     values = tensor.dequantize() if isinstance(tensor, GroupedTensor) else tensor.astype(np.float32)
     return torch.from_numpy(np.ascontiguousarray(values))
 

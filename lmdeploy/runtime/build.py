@@ -8,6 +8,7 @@ from lmdeploy.engine.scheduler import EngineOptions
 from lmdeploy.errors import CapacityError
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.registry import open_checkpoint
+from lmdeploy.runtime.loading import Loading
 from lmdeploy.runtime.memory_plan import size
 from lmdeploy.runtime.resolve import RuntimeConfig
 
@@ -16,7 +17,8 @@ def build_engine(config: RuntimeConfig) -> Engine:
     """Read the weights and take all memory of the plan. Raises ModelError and CapacityError."""
     checkpoint = open_checkpoint(config.model_path, config.model_format)
     try:
-        executor = _executor(config, checkpoint)
+        with Loading(_taken_here(config)):
+            executor = _executor(config, checkpoint)
     except MemoryError:
         raise CapacityError(
             f"the system did not give the planned {size(config.plan.total)}: other programs took memory "
@@ -30,6 +32,12 @@ def build_engine(config: RuntimeConfig) -> Engine:
         enable_prefix_caching=config.enable_prefix_caching,
     )
     return Engine(executor, options)
+
+
+def _taken_here(config: RuntimeConfig) -> int:
+    """Bytes of this process's memory that the executor takes."""
+    plan = config.plan
+    return plan.weights + plan.workspace + plan.kv_pool if config.device == "cpu" else 0
 
 
 def _executor(config: RuntimeConfig, checkpoint: Checkpoint) -> Executor:

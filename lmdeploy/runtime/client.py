@@ -10,20 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-import lmdeploy
 from lmdeploy.engine.request import Request, TokenEvent
 from lmdeploy.errors import EngineDeadError, LMDeployError, rebuild_error
 from lmdeploy.runtime.messages import (
+    BEAT_SECONDS,
     Abort,
     Add,
     Close,
@@ -41,6 +37,8 @@ from lmdeploy.runtime.messages import (
     pack,
     report_decoder,
 )
+from lmdeploy.runtime.process import ending, spawn
+from lmdeploy.runtime.stream import Stream
 
 logger = logging.getLogger("lmdeploy.engine")
 
@@ -49,88 +47,9 @@ MAX_FAILED_STARTS = 5  # in a row; then requests fail at once
 _BACKOFF = (0.0, 0.1, 0.3, 0.6, 1.0)  # seconds before a restart, by the number of recent deaths
 _RECENT = 30.0  # seconds after which a death no longer counts
 _EXIT_TIMEOUT = 5.0
-
-
-class Stream:
-    """Events of one or more requests as they come. Ends when all have finished.
-
-    Iterating raises the error that the engine refused a request with, and EngineDeadError when the engine
-    process died. A reader that is slow finds several events waiting; `take` returns them all.
-    """
-
-    def __init__(self, client: ProcessClient, request_ids: Iterable[str]) -> None:
-        self._client = client
-        self._open = set(request_ids)
-        self._failed = False
-        self._pending: deque[TokenEvent | LMDeployError] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-
-    def push(self, item: TokenEvent | LMDeployError) -> None:
-        """Called by the client: an event or the error that ends the stream."""
-        if self._failed:
-            return
-        self._pending.append(item)
-        if isinstance(item, LMDeployError):
-            self._failed = True
-        elif item.finish_reason is not None:
-            self._open.discard(item.request_id)
-        if self._waiter is not None:
-            _wake(self._waiter)
-
-    @property
-    def ended(self) -> bool:
-        return not self._pending and (self._failed or not self._open)
-
-    async def wait(self, timeout: float | None = None) -> bool:
-        """True when events are there or the stream has ended, False when `timeout` seconds passed without."""
-        if not self._pending and not self.ended:
-            loop = asyncio.get_running_loop()
-            self._waiter = loop.create_future()
-            timer = None if timeout is None else loop.call_later(timeout, _wake, self._waiter)
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-                if timer is not None:
-                    timer.cancel()
-        return bool(self._pending) or self.ended
-
-    def take(self) -> list[TokenEvent]:
-        """The events that are there, in order, without waiting."""
-        events: list[TokenEvent] = []
-        while self._pending:
-            item = self._pending[0]
-            if isinstance(item, LMDeployError):
-                if events:
-                    break
-                self._pending.popleft()
-                raise item
-            self._pending.popleft()
-            events.append(item)
-        return events
-
-    def __aiter__(self) -> Stream:
-        return self
-
-    async def __anext__(self) -> TokenEvent:
-        await self.wait()
-        if self.ended:
-            raise StopAsyncIteration
-        item = self._pending.popleft()
-        if isinstance(item, LMDeployError):
-            raise item
-        return item
-
-    def abort(self, request_id: str | None = None) -> None:
-        """Stop one request, or all that still run; nothing more is delivered for it."""
-        ids = self._open & {request_id} if request_id is not None else set(self._open)
-        self._open -= ids
-        self._client.abort(ids)
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+# Signs of life that may be missing in a row: then the engine counts as stalled, and then it is ended.
+STALLED_BEATS = 10
+LOST_BEATS = 30
 
 
 class _Link(asyncio.Protocol):
@@ -139,6 +58,8 @@ class _Link(asyncio.Protocol):
     def __init__(self, client: ProcessClient) -> None:
         self._client = client
         self._frames = Frames()
+        self._heard = False
+        self.missed = 0  # signs of life in a row
         self.started: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.transport: asyncio.Transport
@@ -147,6 +68,7 @@ class _Link(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
+        self._heard = True
         for frame in self._frames.feed(data):
             self._dispatch(report_decoder.decode(frame))
 
@@ -168,6 +90,17 @@ class _Link(asyncio.Protocol):
             self.started.set_exception(EngineDeadError("the engine process ended while it was starting"))
         if not self.closed.done():
             self.closed.set_result(None)
+
+    async def beat(self) -> bool:
+        """Wait as long as a sign of life takes; True when the process has gone instead.
+
+        Missing ones are counted, not seconds: a pause of this process, whose clock runs on, is one of them.
+        """
+        # Cancelling this must not cancel the future.
+        gone, _ = await asyncio.wait([self.closed], timeout=BEAT_SECONDS)
+        self.missed = 0 if self._heard else self.missed + 1
+        self._heard = False
+        return bool(gone)
 
     def send(self, message: Message) -> None:
         self.transport.write(pack(message))
@@ -193,7 +126,12 @@ class ProcessClient:
     @property
     def ready(self) -> bool:
         """The engine can take requests now."""
-        return self._ready.is_set() and not self._closing
+        return self._ready.is_set() and not self._closing and not self._stalled
+
+    @property
+    def _stalled(self) -> bool:
+        """The process is there and gives no sign of life."""
+        return self._ready.is_set() and self._link is not None and self._link.missed >= STALLED_BEATS
 
     @property
     def pid(self) -> int | None:
@@ -211,7 +149,7 @@ class ProcessClient:
         Raises EngineDeadError.
         """
         await self._wait_ready()
-        stream = Stream(self, [r.request_id for r in requests])
+        stream = Stream(self.abort, [r.request_id for r in requests])
         for request in requests:
             self._streams[request.request_id] = stream
             self._send(Add(request))
@@ -240,8 +178,7 @@ class ProcessClient:
         finished = True
         if self._link is not None and self._ready.is_set():
             self._send(Drain())
-            _, late = await asyncio.wait([self._link.closed], timeout=timeout)
-            finished = not late
+            finished = await self._gone_within(self._link, timeout)
         await self.close()
         return finished
 
@@ -250,8 +187,18 @@ class ProcessClient:
         await self._let_go()
         if self._link is not None and not self._link.closed.done():
             self._send(Close())
-        await self._reap(_EXIT_TIMEOUT)
+        await self._reap(0.0 if self._stalled else _EXIT_TIMEOUT)
         self._lost("the server is shutting down")
+
+    async def _gone_within(self, link: _Link, timeout: float) -> bool:
+        """False when the process is still there after `timeout` seconds, or as soon as it is stalled."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while not self._stalled and loop.time() < deadline:
+            with contextlib.suppress(asyncio.TimeoutError):
+                if await asyncio.wait_for(link.beat(), deadline - loop.time()):
+                    return True
+        return False
 
     async def _let_go(self) -> None:
         """From now on nothing is taken, and a process that ends is not started again."""
@@ -297,6 +244,8 @@ class ProcessClient:
             raise EngineDeadError(
                 "the engine has failed and could not be started again; see the server's log"
             )
+        if self._stalled:
+            raise EngineDeadError("the engine does not answer; try again later")
         try:
             await asyncio.wait_for(self._ready.wait(), self._ready_timeout)
         except asyncio.TimeoutError:
@@ -305,7 +254,7 @@ class ProcessClient:
     async def _launch(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = _spawn(theirs)
+            self._process = spawn(theirs)
         ours.setblocking(False)
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(lambda: _Link(self), sock=ours)
@@ -314,7 +263,7 @@ class ProcessClient:
         try:
             self.info = (await link.started).info
         except EngineDeadError as error:
-            raise EngineDeadError(f"{error} ({_how(await self._reap(1.0))})") from None
+            raise EngineDeadError(f"{error} ({await self._reap(1.0)})") from None
         except BaseException:
             link.transport.close()
             await self._reap(0.0)
@@ -327,8 +276,7 @@ class ProcessClient:
         failed = 0
         while not self._gave_up:
             if self._link is not None and self._ready.is_set():
-                await asyncio.wait([self._link.closed])  # cancelling this must not cancel the future
-                how = _how(await self._reap(_EXIT_TIMEOUT))
+                how = await self._end_of(self._link)
                 self._lost("the engine process has died")
                 logger.error("the engine process died (%s); starting it again", how)
                 deaths.append(loop.time())
@@ -343,6 +291,17 @@ class ProcessClient:
                 logger.error("the engine could not be started: %s", error)
                 self._gave_up = failed >= MAX_FAILED_STARTS
 
+    async def _end_of(self, link: _Link) -> str:
+        """Wait for the end of the process, which is made when it is lost; returns how it ended."""
+        while not await link.beat():
+            if link.missed == STALLED_BEATS:
+                logger.error("the engine has given no sign of life for %g s", STALLED_BEATS * BEAT_SECONDS)
+            if link.missed >= LOST_BEATS:
+                await self._reap(0.0)
+                link.transport.close()
+                return f"no sign of life for {LOST_BEATS * BEAT_SECONDS:g} s, ended by the server"
+        return await self._reap(_EXIT_TIMEOUT)
+
     def _lost(self, why: str) -> None:
         """The process is gone: nothing of it may be waited for any longer."""
         self._ready.clear()
@@ -352,49 +311,16 @@ class ProcessClient:
             if not waiter.done():
                 waiter.set_exception(EngineDeadError(why))
 
-    async def _reap(self, patience: float) -> int | None:
-        """Wait `patience` seconds for the process to end, then kill it; returns its exit code."""
+    async def _reap(self, patience: float) -> str:
+        """Wait `patience` seconds for the process to end, then kill it; returns how it ended."""
         process = self._process
         if process is None:
-            return None
+            return "not started"
         deadline = asyncio.get_running_loop().time() + patience
         while process.poll() is None and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)
         if process.poll() is None:
             process.kill()
             await asyncio.to_thread(process.wait)
-        return process.returncode
-
-
-def _how(code: int | None) -> str:
-    """What an exit code says about the end of a process."""
-    if code is None or code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name
-    return f"{name}, which the system sends when memory runs out" if name == "SIGKILL" else name
-
-
-# Sets the parent's import path before anything is imported: `-m` and `-c` put the current folder first, where
-# a file named like a library, or a source tree without a built extension, would be imported in its place.
-_BOOTSTRAP = (
-    "import sys; sys.path[:] = sys.argv[2:]; del sys.argv[2:]; "
-    "from lmdeploy.runtime.worker import main; sys.exit(main(sys.argv))"
-)
-
-
-def _import_path() -> list[str]:
-    """Where this process imports from, as absolute folders and without the current one."""
-    paths = [os.path.abspath(path) for path in sys.path if path]
-    home = str(Path(lmdeploy.__file__).resolve().parent.parent)
-    known = {os.path.realpath(path) for path in paths}
-    # A package that was found through the current folder, or by an import hook, is still the one to run.
-    return paths if home in known else [home, *paths]
-
-
-def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """A fresh interpreter (never a fork) that inherits one end of the socket and the import path."""
-    return subprocess.Popen(
-        [sys.executable, "-c", _BOOTSTRAP, str(theirs.fileno()), *_import_path()],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-    )
+            return "ended by the server"
+        return ending(process.returncode)

@@ -75,8 +75,7 @@ def choose_engine(config: EngineConfig, offers: Offers, refusal: str | None) -> 
     if offers.card is not None:
         return _torch(PytorchEngineConfig(dtype=config.dtype), offers, "there is a GPU")
     if offers.gpus:
-        gpu = offers.gpus[0].name
-        return _native(f"the {gpu} cannot be used, {offers.why_no_card()}", offers)
+        return _native("it computes this model", offers, note=_unused_card(offers))
     return _native("it computes this model, and there is no GPU", offers)
 
 

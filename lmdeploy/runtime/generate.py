@@ -49,11 +49,17 @@ class Frontend:
         self._words: dict[bytes, list[int]] | None = None
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> list[int]:
-        """Prompt ids of a conversation; `template` goes to `ChatTemplate.encode`."""
+        """Prompt ids of a conversation; `template` goes to `ChatTemplate.encode`.
+
+        Both come from `chat_input`, which checks what callers give. Raises RequestError.
+        """
         return self.chat_template.encode(messages, **template)
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Prompt ids of a plain text with the tokenizer's own markers; control tokens in it count as such."""
+        """Prompt ids of a plain text with the tokenizer's own markers; control tokens in it count as such.
+
+        Raises RequestError when the text cannot be written as UTF-8.
+        """
         return self.tokenizer.encode(text, add_special_tokens=True, parse_special=True)
 
     def request(
@@ -103,14 +109,18 @@ class Frontend:
 
     def _room(self, ids: Sequence[int], param: str, least: int) -> int:
         if len(ids) == 0:
-            raise RequestError(f"{param} is empty: it holds no token to continue from", param=param)
+            made = (
+                "the chat template makes nothing of them" if param.startswith("messages") else "it is empty"
+            )
+            raise RequestError(f"{param}: no token to continue from, as {made}", param=param)
         check_ids((min(ids), max(ids)), self.vocab_size, param)
         room = self.session_len - len(ids)
         if room < least:
+            reason = ": the answer needs room too" if least else ""
             noun, verb = ("messages", "them") if param.startswith("messages") else ("prompt", "it")
             raise ContextLengthError(
                 f"This model's maximum context length is {self.session_len} tokens. However, your {noun} "
-                f"resulted in {len(ids)} tokens. Please shorten {verb}: the answer needs room too.",
+                f"resulted in {len(ids)} tokens. Please shorten {verb}{reason}.",
                 param=param,
             )
         return room

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from lmdeploy.engine.loop import Engine
 from lmdeploy.engine.request import Request, TokenEvent
@@ -60,8 +60,8 @@ class LocalClient:
                 self._deliver(engine.step())
 
     def close(self) -> None:
-        """Free the engine; later calls raise EngineDeadError."""
-        with self._exclusive() as engine:
+        """Free the engine; later calls raise EngineDeadError. Closing twice is closing once."""
+        with suppress(EngineDeadError), self._exclusive() as engine:
             self._engine = None
             self._waiting.clear()
             engine.executor.close()

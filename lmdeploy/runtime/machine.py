@@ -3,9 +3,10 @@
 Reads text files below one root only (`/` outside tests), so that every machine can be described by a folder.
 Knows no model and no engine.
 
-Memory counts as free up to the smallest of MemAvailable and the room in each control group above the
-process, version 1 or 2: limit - (usage - file cache). The file cache of a group counts as free because the
-kernel gives it back before it refuses memory.
+Memory counts as free up to the smallest of MemAvailable, the room in each control group above the process,
+version 1 or 2: limit - (usage - file cache), and the address space that the process may still map
+(`ulimit -v`). The file cache of a group counts as free because the kernel gives it back before it refuses
+memory.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path, PurePosixPath
 from lmdeploy.runtime.gpu import Gpu, read_gpus
 
 ROOT = Path("/")
+# Addresses a process maps beside its memory: stacks and malloc's arenas of its threads, the model's file.
+_ADDRESSES_BESIDE = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,12 @@ class Machine:
     cpu_quota: float | None
     memory_total: int
     memory_free: int
-    memory_bound: str  # what bounds memory_free: "machine" or the directory of a control group
+    memory_bound: str  # what bounds memory_free: "machine", or the file or directory of the limit
     huge_pages: HugePages
     cpu_model: str
     cpu_features: frozenset[str]
     gpus: tuple[Gpu, ...] = ()
+    own_memory: int = 0  # anonymous memory that this process has taken already; not part of memory_free
 
 
 def read_machine(root: Path = ROOT, cpus: Iterable[int] | None = None) -> Machine:
@@ -52,7 +56,7 @@ def read_machine(root: Path = ROOT, cpus: Iterable[int] | None = None) -> Machin
     meminfo = _meminfo(root)
     total = meminfo.get("MemTotal", 0)
     free, bound = meminfo.get("MemAvailable", meminfo.get("MemFree", 0)), "machine"
-    for directory, room in _memory_rooms(root):
+    for directory, room in (*_memory_rooms(root), *_address_room(root)):
         if room < free:
             free, bound = room, directory
     quota = _cpu_quota(root)
@@ -71,13 +75,23 @@ def read_machine(root: Path = ROOT, cpus: Iterable[int] | None = None) -> Machin
         cpu_model=model,
         cpu_features=features,
         gpus=read_gpus(root),
+        own_memory=anonymous_bytes(root=root),
     )
 
 
 def resident_bytes(pid: int | str = "self", root: Path = ROOT) -> int:
     """Memory of a process in RAM: anonymous, file-backed and shared pages together."""
+    return _status_bytes(pid, "VmRSS", root)
+
+
+def anonymous_bytes(pid: int | str = "self", root: Path = ROOT) -> int:
+    """Memory of a process in RAM that no file backs."""
+    return _status_bytes(pid, "RssAnon", root)
+
+
+def _status_bytes(pid: int | str, name: str, root: Path) -> int:
     for line in _text(root / "proc" / str(pid) / "status").splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0
 
@@ -156,6 +170,16 @@ def _memory_rooms(root: Path) -> Iterator[tuple[str, int]]:
         known = [x for x in limits if x is not None]
         if known and used is not None:
             yield str(directory), min(known) - max(used - cache, 0)
+
+
+def _address_room(root: Path) -> Iterator[tuple[str, int]]:
+    """As `_memory_rooms`, for the limit of this process's address space, if it has one."""
+    sizes = [x.split() for x in _text(root / "proc/self/status").splitlines() if x.startswith("VmSize:")]
+    for line in _text(root / "proc/self/limits").splitlines():
+        words = line.removeprefix("Max address space").split()
+        if line.startswith("Max address space") and words[0].isdigit() and sizes:
+            used = int(sizes[0][1]) * 1024
+            yield "/proc/self/limits (ulimit -v)", int(words[0]) - used - _ADDRESSES_BESIDE
 
 
 def _stat(directory: Path) -> dict[str, int]:

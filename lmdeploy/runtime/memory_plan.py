@@ -2,7 +2,7 @@
 
 Arithmetic on bytes and tokens only; knows no file, no machine and no engine.
 
-    room     = free - process - weights - workspace
+    room     = free - process - weights - workspace - server
     pool    <= cache_max_entry_count x room, and <= max_batch_size sequences of session_len tokens
     sequences at once = blocks of the pool // blocks of one sequence, at most max_batch_size
 """
@@ -20,6 +20,19 @@ PROCESS_BYTES = 40 * 2**20
 # The same with torch 2.13: resident memory on the CPU; on a card, an allowance for its context and libraries.
 TORCH_PROCESS_BYTES = {"cpu": 320 * 2**20, "cuda": 768 * 2**20}
 
+# Memory of a web server process beside the engine's: libraries, and what the tokenizer keeps for each of its
+# ids. Measured as anonymous memory on vocabularies of 32000 to 256000 ids (what files back is shared with the
+# engine process and counted there); tests/e2e/test_server_demo.py holds it to the truth.
+_SERVER_BYTES = 45 * 2**20
+_SERVER_BYTES_PER_ID = 2048
+MAX_BODIES = 32 * 2**20  # bytes of request bodies that a server holds at once
+_COPIES_OF_A_BODY = 2  # as it came, and as text
+
+
+def server_bytes(vocab_size: int) -> int:
+    """Memory of the web server process for a model of `vocab_size` ids, request bodies included."""
+    return _SERVER_BYTES + _SERVER_BYTES_PER_ID * vocab_size + _COPIES_OF_A_BODY * MAX_BODIES
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -31,6 +44,7 @@ class Needs:
     block_size: int  # tokens
     token: int  # keys and values of one token, all layers
     process: int = PROCESS_BYTES  # of the engine without any of these
+    server: int = 0  # of a web server process beside the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +74,19 @@ class MemoryPlan:
     bound: Literal["memory", "max_batch_size"]
     free: int
     free_bound: str  # what bounds `free`: "machine", the directory of a control group or the name of a card
+    server: int = (
+        0  # of the web server process beside the engine; 0: there is none, or the engine is on a card
+    )
 
     @property
     def total(self) -> int:
-        """Resident memory of the engine process once every block has been used."""
-        return self.weights + self.workspace + self.process + self.kv_pool
+        """Memory of the engine process once every block has been used, and of the server beside it."""
+        return self.weights + self.workspace + self.process + self.kv_pool + self.server
 
 
 def plan_memory(needs: Needs, wishes: Wishes, free: int, free_bound: str = "machine") -> MemoryPlan:
     """Share `free` bytes out. Raises CapacityError, naming what would fit and which setting to change."""
-    room = free - needs.process - needs.weights - needs.workspace
+    room = free - needs.process - needs.weights - needs.workspace - needs.server
     blocks = max(int(room * wishes.share), 0) // needs.block
     if blocks == 0:
         raise CapacityError(_no_room(needs, wishes, free, free_bound, room))
@@ -96,11 +113,13 @@ def plan_memory(needs: Needs, wishes: Wishes, free: int, free_bound: str = "mach
         bound="max_batch_size" if useful <= blocks else "memory",
         free=free,
         free_bound=free_bound,
+        server=needs.server,
     )
 
 
 def _no_room(needs: Needs, wishes: Wishes, free: int, free_bound: str, room: int) -> str:
     taken = f"weights {size(needs.weights)}, workspace {size(needs.workspace)}, process {size(needs.process)}"
+    taken += f", server {size(needs.server)}" if needs.server else ""
     where = _where(free_bound)
     if room < needs.block:
         need = free - room + needs.block

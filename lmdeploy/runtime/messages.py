@@ -17,6 +17,7 @@ import numpy as np
 
 from lmdeploy.engine.request import Request, TokenEvent
 
+BEAT_SECONDS = 1.0  # between two signs of life of an engine process
 _LENGTH = struct.Struct("<I")
 
 
@@ -77,6 +78,10 @@ class Failed(Message):
     message: str
 
 
+class Beat(Message):
+    """The process lives, though it may be deep inside a step."""
+
+
 class Step(Message):
     """Everything one engine step produced."""
 
@@ -99,7 +104,7 @@ class Stats(Message):
 
 
 Command = Recipe | Add | Abort | GetStats | Drain | Close
-Report = Ready | Failed | Step | Rejected | Stats
+Report = Ready | Failed | Beat | Step | Rejected | Stats
 
 
 def _encode_array(value: object) -> object:

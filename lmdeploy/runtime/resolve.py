@@ -29,11 +29,21 @@ from lmdeploy.runtime.engine_choice import (
 )
 from lmdeploy.runtime.gpu import installed_torch
 from lmdeploy.runtime.machine import Machine, read_machine
-from lmdeploy.runtime.memory_plan import TORCH_PROCESS_BYTES, MemoryPlan, Needs, Wishes, plan_memory, size
+from lmdeploy.runtime.memory_plan import (
+    MAX_BODIES,
+    TORCH_PROCESS_BYTES,
+    MemoryPlan,
+    Needs,
+    Wishes,
+    plan_memory,
+    server_bytes,
+    size,
+)
 from lmdeploy.turbomind import kernel_sets
 from lmdeploy.turbomind.layout import model_layout
 from lmdeploy.turbomind.plan import native_plan
 
+_SERVER_LINE = f"web server, tokenizer, and {size(MAX_BODIES)} of request bodies at once"
 _SCALED_ROPE = ("linear", "dynamic", "yarn", "longrope")
 
 
@@ -76,10 +86,12 @@ def resolve(
     *,
     machine: Machine | None = None,
     offers: Offers | None = None,
+    server: bool = False,
 ) -> RuntimeConfig:
     """Make every choice concrete. Raises ConfigError, CapacityError and ModelError.
 
     config: of an engine's own class takes that engine; EngineConfig or None takes the better fit.
+    server: this process becomes a web server, and the engine gets one of its own: the plan holds both.
     """
     config = config or EngineConfig()
     machine = machine or read_machine()
@@ -89,13 +101,13 @@ def resolve(
     try:
         choice = choose_engine(config, offers, refusal := _native_refusal(checkpoint))
         try:
-            return _resolve(model, path, checkpoint, config, machine, choice)
+            return _resolve(model, path, checkpoint, config, machine, choice, server)
         except CapacityError as error:
             # A card that nobody asked for must not be what stands in the way.
             if type(config) is not EngineConfig or choice.device == "cpu" or refusal is not None:
                 raise
             choice = on_the_cpu(choice, offers, error.message)
-            return _resolve(model, path, checkpoint, config, machine, choice)
+            return _resolve(model, path, checkpoint, config, machine, choice, server)
     finally:
         checkpoint.close()
 
@@ -107,6 +119,7 @@ def _resolve(
     config: EngineConfig,
     machine: Machine,
     choice: Choice,
+    server: bool,
 ) -> RuntimeConfig:
     spec = checkpoint.spec
     _check_session_len(config.session_len, spec)
@@ -118,7 +131,7 @@ def _resolve(
         block_size=config.cache_block_seq_len,
         num_threads=config.num_threads or env.NUM_THREADS.number() or machine.cores,
     )
-    plan, limits = _plan(checkpoint, config, limits, machine, choice)
+    plan, limits = _plan(checkpoint, config, limits, machine, choice, server)
     return RuntimeConfig(
         model=model,
         model_path=str(path),
@@ -153,20 +166,31 @@ def _native_refusal(checkpoint: Checkpoint) -> str | None:
 
 
 def _plan(
-    checkpoint: Checkpoint, config: EngineConfig, limits: Limits, machine: Machine, choice: Choice
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    limits: Limits,
+    machine: Machine,
+    choice: Choice,
+    server: bool,
 ) -> tuple[MemoryPlan, Limits]:
     model_len = checkpoint.spec.max_position
     wishes = Wishes(config.session_len, model_len, limits.max_rows, config.cache_max_entry_count)
-    free, bound = machine.memory_free, machine.memory_bound
+    free, bound, beside = machine.memory_free, machine.memory_bound, 0
     if choice.device == "cuda" and choice.gpu is not None:
         free, bound = choice.gpu.memory_free, choice.gpu.name
-    plan = plan_memory(_needs(checkpoint, limits, choice), wishes, free, bound)
+    elif server:
+        # What this process has taken is part of the server's share, which is planned as a whole.
+        free += machine.own_memory
+        beside = server_bytes(checkpoint.spec.vocab_size)
+    needs = dataclasses.replace(_needs(checkpoint, limits, choice), server=beside)
+    plan = plan_memory(needs, wishes, free, bound)
     if plan.session_len == limits.max_context:
         return plan, limits
     # The length was found with the workspace of the longest context; the shorter one needs less.
     limits = dataclasses.replace(limits, max_context=plan.session_len)
     wishes = dataclasses.replace(wishes, session_len=plan.session_len)
-    return plan_memory(_needs(checkpoint, limits, choice), wishes, free, bound), limits
+    needs = dataclasses.replace(_needs(checkpoint, limits, choice), server=beside)
+    return plan_memory(needs, wishes, free, bound), limits
 
 
 def choose_kernels() -> str:
@@ -257,6 +281,7 @@ def plan_table(config: RuntimeConfig) -> str:
         ("KV cache", size(plan.kv_pool), f"{plan.num_blocks} blocks of {plan.block_size} tokens"),
         ("workspace", size(plan.workspace), f"prompts in chunks of {config.max_prefill_token_num} tokens"),
         ("process", size(plan.process), ""),
+        *([("server", size(plan.server), _SERVER_LINE)] if plan.server else []),
         ("in all", size(plan.total), f"of {size(plan.free)} free{where}"),
     ]
     return "\n".join(

@@ -22,6 +22,7 @@ from lmdeploy.config import (
 )
 from lmdeploy.engine.request import SamplingParams
 from lmdeploy.errors import ConfigError, RequestError
+from lmdeploy.models.files import is_there
 
 GREEDY_BELOW = 1e-5  # of temperature: dividing by less only amplifies rounding; of top_p: one token is left
 BIAS_LIMIT = 100.0
@@ -123,20 +124,24 @@ def model_defaults(model_path: Path, source: str = "auto") -> dict[str, float]:
         return {}
     given = Path(source) if source != "auto" else model_path if model_path.is_dir() else model_path.parent
     file = given / "generation_config.json" if given.is_dir() else given
-    if source == "auto" and not file.is_file():
+    if source == "auto" and not is_there(file):
         return {}
     values = _read_object(file)
-    fields = {name: values[name] for name in _LAST_RESORT if values.get(name) is not None}
+    known = [*_LAST_RESORT, "do_sample"]
+    fields = {name: values[name] for name in known if values.get(name) is not None}
     try:
         GenerationConfig(**fields)
     except RequestError as error:
         raise ConfigError(
             f"{file}: {error.message}; mend the file (a server ignores it with --generation-config lmdeploy)"
         ) from None
+    fields.pop("do_sample", None)  # each interface has its own rule of when it samples
     return fields
 
 
 def _read_object(file: Path) -> dict[str, Any]:
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"{file} is not a regular file")
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

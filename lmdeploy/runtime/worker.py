@@ -7,12 +7,14 @@ closes, and when its parent dies. Knows no event loop, no HTTP and no text.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from typing import Any
@@ -21,8 +23,10 @@ import msgspec
 
 from lmdeploy.errors import EngineDeadError, LMDeployError, error_kind
 from lmdeploy.runtime.messages import (
+    BEAT_SECONDS,
     Abort,
     Add,
+    Beat,
     Close,
     Command,
     Drain,
@@ -53,10 +57,13 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._frames = Frames()
+        self._turn = threading.Lock()
 
     def send(self, message: Message) -> None:
+        """May be called from several threads."""
         try:
-            self._sock.sendall(pack(message))
+            with self._turn:
+                self._sock.sendall(pack(message))
         except (BrokenPipeError, ConnectionResetError):
             raise ParentGoneError from None
 
@@ -134,6 +141,14 @@ def _build(channel: Channel, recipe: Recipe) -> Any:
     return None
 
 
+def _show_life(channel: Channel) -> None:
+    """Runs beside the engine for ever: a long step must not look like a process that hangs."""
+    with contextlib.suppress(ParentGoneError):
+        while True:
+            time.sleep(BEAT_SECONDS)
+            channel.send(Beat())
+
+
 def _info(engine: Any, seconds: float) -> dict[str, Any]:
     capabilities = msgspec.to_builtins(engine.executor.capabilities())
     return {"pid": os.getpid(), "load_seconds": seconds, **capabilities}
@@ -154,6 +169,7 @@ def main(argv: list[str]) -> int:
         if engine is None:
             return 1
         channel.send(Ready(_info(engine, time.monotonic() - started)))
+        threading.Thread(target=_show_life, args=[channel], daemon=True).start()
         Worker(engine, channel).run()
     except ParentGoneError:
         return 0

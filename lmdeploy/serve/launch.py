@@ -15,9 +15,9 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from lmdeploy.errors import ConfigError, LMDeployError
+from lmdeploy.serve.connection import Connection
 from lmdeploy.serve.openai.app import build_app
 from lmdeploy.serve.openai.served import Served
 
@@ -58,16 +58,6 @@ def bind(host: str, port: int) -> socket.socket:
         sock.close()
         raise ConfigError(f"--server-port {port}: must be between 0 and 65535") from None
     return sock
-
-
-class PromptProtocol(HttpToolsProtocol):  # type: ignore[misc]
-    """Sends each event at once: a socket that was bound before has Nagle's algorithm still on."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        super().connection_made(transport)
 
 
 class _WebServer(uvicorn.Server):  # type: ignore[misc]
@@ -156,7 +146,7 @@ class _Life:
 def _web_config(app: ASGIApp, listener: Listener) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=PromptProtocol,
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,

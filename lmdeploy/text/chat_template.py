@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmdeploy.errors import ConfigError, ModelError, RequestError
-from lmdeploy.models.files import locate, read_json
+from lmdeploy.errors import ConfigError, ModelError, RequestError, text_problem
+from lmdeploy.models.files import is_there, locate, read_json
 from lmdeploy.models.gguf import GGUFFile
 from lmdeploy.text.builtin_templates import BUILT_IN, OWN
 from lmdeploy.text.jinja_limits import TemplateFailure
@@ -44,6 +44,9 @@ class ChatTemplate:
         stop_words: Sequence[str] = (),
         adds_bos: bool = False,
     ) -> None:
+        for text in (*templates.values(), *(variables or {}).values(), *stop_words):
+            if (problem := text_problem(str(text))) is not None:
+                raise ModelError(f"{source}: the chat template is not valid text: {problem}.")
         self.source, self.stop_words = source, tuple(stop_words)
         self._tokenizer, self._adds_bos = tokenizer, adds_bos
         self._variables = {**tokenizer.named_tokens, **(variables or {})}
@@ -244,12 +247,12 @@ def _directory_templates(directory: Path) -> dict[str, str]:
     """Sources in order: chat_template.jinja with additional_chat_templates/, tokenizer_config.json,
     chat_template.json."""
     found = {}
-    if (directory / "chat_template.jinja").is_file():
+    if is_there(directory / "chat_template.jinja"):
         found["default"] = _read(directory / "chat_template.jinja")
     for extra in sorted((directory / "additional_chat_templates").glob("*.jinja")):
         found[extra.stem] = _read(extra)
     for name in ("tokenizer_config.json", "chat_template.json"):
-        if not found and (directory / name).is_file():
+        if not found and is_there(directory / name):
             found = _named(read_json(directory / name).get("chat_template"), directory / name)
     return found
 
@@ -277,18 +280,23 @@ def _read(path: Path) -> str:
 
 def _from_fields(fields: Mapping[str, Any], tokenizer: Tokenizer, source: str) -> ChatTemplate:
     made = template_from_fields(fields, source)
-    return ChatTemplate(
-        {"default": made.text},
-        tokenizer,
-        source,
-        variables=made.variables,
-        stop_words=made.stop_words,
-        adds_bos=True,
-    )
+    try:
+        return ChatTemplate(
+            {"default": made.text},
+            tokenizer,
+            source,
+            variables=made.variables,
+            stop_words=made.stop_words,
+            adds_bos=True,
+        )
+    except ModelError as error:
+        raise ConfigError(error.message) from None
 
 
 def _from_jinja(text: str, tokenizer: Tokenizer, source: str) -> ChatTemplate:
     if "{{" not in text and "{%" not in text:
+        if len(text.split()) == 1 and (os.sep in text or text.endswith((".json", ".jinja"))):
+            raise ConfigError(f"chat template file {text}: there is no such file.")
         raise ConfigError(
             f"chat template {text[:80]!r} is neither a built-in format ({', '.join((OWN, *BUILT_IN))}), nor a"
             " file, nor Jinja text, nor the JSON fields of a ChatTemplateConfig."

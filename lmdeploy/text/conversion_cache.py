@@ -19,7 +19,7 @@ import tokenizers
 from lmdeploy.env import XDG_CACHE_HOME
 from lmdeploy.logging import get_logger
 
-_VERSION = 1  # of the converters: what they make of the same content
+_VERSION = 2  # of the converters: what they make of the same content
 
 
 def content_key(*parts: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from lmdeploy.errors import ModelError
-from lmdeploy.models.files import read_json
+from lmdeploy.models.files import is_there, read_json
 
 NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
@@ -53,7 +53,7 @@ def read_declared(directory: Path) -> DeclaredTokens:
 
 
 def optional_json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
+    return read_json(path) if is_there(path) else {}
 
 
 def _entries(content: Mapping[str, Any]) -> list[Any]:

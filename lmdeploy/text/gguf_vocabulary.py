@@ -47,7 +47,8 @@ def _from_pieces(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     tokens = _strings(metadata, "tokenizer.ggml.tokens", source)
     kinds = _kinds(metadata, len(tokens), source)
     scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens) or isinstance(scores[0], str):
+    sound = isinstance(scores, list) and all(isinstance(score, int | float) for score in scores)
+    if not isinstance(scores, list) or not sound or len(scores) != len(tokens):
         raise ModelError(f"{source}: tokenizer.ggml.scores does not have one entry per token.")
     prefix = "every" if metadata.get("tokenizer.ggml.add_space_prefix", True) else "none"
     pieces = Pieces(tokens, scores, kinds, prefix=prefix, raw_user_defined=True)
@@ -61,7 +62,9 @@ def _byte_level_bpe(tokens: list[str], merges: list[tuple[str, str]], rule: Rule
     try:
         model = models.BPE(vocabulary, merges, ignore_merges=rule.whole_words)
     except Exception as error:  # the library raises nothing more specific
-        raise ModelError(f"{source}: vocabulary and merges do not fit together: {error}.") from None
+        raise ModelError(
+            f"{source}: vocabulary and merges do not fit together: {str(error).splitlines()[0]}."
+        ) from None
     backend = Tokenizer(model)
     if rule.composes:
         backend.normalizer = normalizers.NFC()
@@ -86,9 +89,9 @@ def _merge(entry: str, source: str) -> tuple[str, str]:
 
 def _kinds(metadata: Mapping[str, Any], count: int, source: str) -> list[int]:
     types = metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(types, list) or len(types) != count or isinstance(types[0], str):
+    if not isinstance(types, list) or len(types) != count or not all(isinstance(k, int) for k in types):
         raise ModelError(f"{source}: tokenizer.ggml.token_type does not have one entry per token.")
-    return [int(kind) for kind in types]
+    return types
 
 
 def _with_markers(

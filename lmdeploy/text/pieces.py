@@ -7,6 +7,7 @@ none comes before a user-defined piece that begins the text.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,12 +48,14 @@ class Pieces:
 
 def backend_from_pieces(pieces: Pieces, source: str) -> Tokenizer:
     """Raises ModelError naming `source` when the vocabulary is not sound."""
+    if not all(map(math.isfinite, pieces.scores)):
+        raise ModelError(f"{source}: the vocabulary holds a score that is no finite number.")
     if len(set(pieces.texts)) != len(pieces.texts):
         raise ModelError(f"{source}: the vocabulary holds a piece twice.")
     try:
         backend = Tokenizer(_unigram(pieces) if pieces.unigram else _bpe(pieces))
     except Exception as error:  # the library raises nothing more specific
-        raise ModelError(f"{source}: the vocabulary is not sound: {error}.") from None
+        raise ModelError(f"{source}: the vocabulary is not sound: {str(error).splitlines()[0]}.") from None
     backend.normalizer = _normalizer(pieces)
     backend.pre_tokenizer = _pre_tokenizer(pieces)
     backend.decoder = _decoder(pieces)
@@ -109,7 +112,10 @@ def _normalizer(pieces: Pieces) -> Any:
     if pieces.charsmap:
         steps.append(normalizers.Precompiled(pieces.charsmap))
     if pieces.collapse_spaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps += [
+            normalizers.Replace(Regex(r"\A +| +\z"), ""),
+            normalizers.Replace(Regex(" {2,}"), " "),
+        ]
     if pieces.prefix == "every":
         steps.append(_prefix_step(pieces))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])

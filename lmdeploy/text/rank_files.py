@@ -20,7 +20,7 @@ from lmdeploy.text.byte_alphabet import spell
 from lmdeploy.text.merges import merges_by_rank
 from lmdeploy.text.split_rules import ONE_DIGIT, THREE_DIGITS, split
 
-_LINE = re.compile(rb"([A-Za-z0-9+/]+={0,2}) ([0-9]+)")
+_LINE = re.compile(rb"([A-Za-z0-9+/]+={0,2}) ([0-9]{1,9})")
 # Tokens of the first tekken.json files, which do not list them; the rest up to the number stated are fillers.
 _TEKKEN_SPECIAL = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
@@ -99,7 +99,7 @@ def _ranks(data: bytes, source: str) -> dict[bytes, int]:
 def _decode(text: bytes | str, source: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+    except (binascii.Error, ValueError, TypeError):
         raise ModelError(f"{source}: holds a token that is no base64.") from None
 
 
@@ -114,10 +114,11 @@ def read_tekken(content: Mapping[str, Any], source: str) -> RankVocabulary:
         special = dict(enumerate(_TEKKEN_SPECIAL))
         if listed is not None:
             special = {int(entry["rank"]): str(entry["token_str"]) for entry in listed}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ModelError(f"{source}: not a sound tekken vocabulary: {error!r}.") from None
-    kept = sorted(entry for entry in entries if entry[0] < size - count)
-    if [rank for rank, _ in kept] != list(range(size - count)) or not all(0 <= i < count for i in special):
+    kept = sorted((entry for entry in entries if entry[0] < size - count), key=lambda entry: entry[0])
+    sound = len(kept) == size - count > 0 and [rank for rank, _ in kept] == list(range(size - count))
+    if not sound or not len(special) <= count <= size or not all(0 <= i < count for i in special):
         raise ModelError(f"{source}: the ranks are not those of {size} tokens with {count} control tokens.")
     special = {i: special.get(i, f"<SPECIAL_{i}>") for i in range(count)}
     tokens = {_decode(text, source): count + rank for rank, text in kept}
@@ -135,10 +136,13 @@ def backend_from_ranks(vocabulary: RankVocabulary, source: str) -> Tokenizer:
     ids |= {text: i for i, text in vocabulary.special.items()}
     if doubled or len(set(ids.values())) != len(vocabulary.tokens) + len(texts):
         raise ModelError(f"{source}: control tokens {_short(doubled)} and the vocabulary overlap.")
-    backend = Tokenizer(models.BPE(ids, merges, ignore_merges=True))
+    try:
+        backend = Tokenizer(models.BPE(ids, merges, ignore_merges=True))
+        backend.pre_tokenizer = split(vocabulary.pattern)
+    except Exception as error:  # the library raises nothing more specific
+        raise ModelError(f"{source}: not a sound vocabulary: {str(error).splitlines()[0]}.") from None
     if vocabulary.composes:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = split(vocabulary.pattern)
     backend.decoder = decoders.ByteLevel()
     ordered = [vocabulary.special[i] for i in sorted(vocabulary.special)]
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in ordered])

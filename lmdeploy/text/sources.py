@@ -13,7 +13,8 @@ from pathlib import Path
 import tokenizers
 
 from lmdeploy.errors import ModelError
-from lmdeploy.models.files import locate, read_json
+from lmdeploy.models.fields import shown
+from lmdeploy.models.files import is_there, locate, read_json
 from lmdeploy.models.gguf import GGUFFile
 from lmdeploy.text.conversion_cache import content_key, converted
 from lmdeploy.text.declared_tokens import DeclaredTokens, optional_json, read_declared
@@ -67,25 +68,40 @@ def _from_directory(directory: Path) -> TokenizerSource:
     _complete_added(backend, declared, named, str(directory))
     ids = {key: backend.token_to_id(text) for key, text in named.items()}
     found = [ids.get("eos_token"), *(backend.token_to_id(text) for text in ends)]
+    eos_ids = [i for i in found if i is not None] + _declared_ends(directory, backend)
+    return TokenizerSource(backend, str(directory), ids.get("bos_token"), eos_ids, named)
+
+
+def _declared_ends(directory: Path, backend: tokenizers.Tokenizer) -> list[int]:
+    """eos_token_id of the model's own files. ModelError when it is no id of this vocabulary."""
+    size = max(backend.get_vocab().values(), default=-1) + 1
+    rows = optional_json(directory / "config.json").get("vocab_size")
+    size = max(size, rows) if isinstance(rows, int) else size
+    ends: list[int] = []
     for name in ("generation_config.json", "config.json"):
         value = optional_json(directory / name).get("eos_token_id")
-        found += value if isinstance(value, list) else [value]
-    eos_ids = [i for i in found if isinstance(i, int) and not isinstance(i, bool)]
-    return TokenizerSource(backend, str(directory), ids.get("bos_token"), eos_ids, named)
+        for i in value if isinstance(value, list) else [] if value is None else [value]:
+            if type(i) is not int or not 0 <= i < size:
+                raise ModelError(
+                    f"{directory / name}: eos_token_id is {shown(value)}; a token id from 0 to {size - 1} is"
+                    " expected, or a list of them."
+                )
+            ends.append(i)
+    return ends
 
 
 Found = tuple[tokenizers.Tokenizer, dict[str, str], tuple[str, ...]]  # with named tokens and ends of a turn
 
 
 def _backend(directory: Path, declared: DeclaredTokens) -> Found:
-    if (directory / "tokenizer.json").is_file():
+    if is_there(directory / "tokenizer.json"):
         return _from_json(directory / "tokenizer.json"), {}, ()
-    if (directory / "tekken.json").is_file():
+    if is_there(directory / "tekken.json"):
         path = directory / "tekken.json"
         return _from_ranks(read_tekken(read_json(path), str(path)), declared, _read(path), str(path))
     ranks = sorted(directory.glob("*.tiktoken"))
     path = ranks[0] if ranks else directory / "tokenizer.model"
-    if not path.is_file():
+    if not is_there(path):
         raise ModelError(
             f"{directory}: tokenizer.json is missing, and so are tekken.json, qwen.tiktoken and"
             " tokenizer.model."

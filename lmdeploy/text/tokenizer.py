@@ -15,7 +15,7 @@ from pathlib import Path
 
 import tokenizers
 
-from lmdeploy.errors import ModelError
+from lmdeploy.errors import ModelError, check_text
 from lmdeploy.logging import get_logger
 from lmdeploy.text.byte_alphabet import BYTE_OF
 from lmdeploy.text.detokenize import Detokenizer
@@ -58,13 +58,14 @@ class Tokenizer:
 
         add_special_tokens: with the begin (and end) markers this model's tokenizer adds, never two begin
         markers in a row. parse_special: the text of a control token becomes that token; otherwise it is
-        encoded like any other text.
+        encoded like any other text. Raises RequestError when the text cannot be written as UTF-8.
         """
         if not parse_special and self.has_special(text):
             return self.encode_marked(text, add_special_tokens)
         return self._run(self._backend, text, add_special_tokens)
 
     def _run(self, backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+        check_text(text, "prompt")
         if len(text) > _LONG_TEXT:
             ids = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         else:
@@ -138,6 +139,10 @@ class Tokenizer:
     def encode_marked(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Ids of `text`, in which `marks` are control tokens and all else is plain text."""
         return self._run(self._marked_backend, text, add_special_tokens)
+
+    def prepare(self) -> None:
+        """Make at once what the first text with a control token would wait for (a second or two)."""
+        self._marked_backend  # noqa: B018
 
     @cached_property
     def _marked_backend(self) -> tokenizers.Tokenizer:

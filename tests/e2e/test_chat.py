@@ -35,6 +35,7 @@ def test_one_prompt() -> None:
     done = chat("--prompt", FRANCE)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
+    assert "takes room for one sequence" not in done.stderr  # --max-batch-size was given
     for word in ("weights", "KV cache", "TTFT", "TPOT", "tokens/s"):
         assert word in done.stderr
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +12,10 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import torch
 from demo_model import demo_gguf
 from tiny_model import write_tiny_model
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
 from lmdeploy.engine.request import Request
@@ -43,6 +47,25 @@ def test_pipeline_generates_what_the_reference_would(model: Path) -> None:
         assert reference.logits(ids)[-1].argmax() == token
         ids = [*ids, token]
     assert len(answer.token_ids) == 8
+
+
+def test_a_model_the_native_engine_refuses(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Heads of 20 values; nobody names an engine."""
+    shutil.copytree(model, tmp_path / "odd")
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=258, hidden_size=80, intermediate_size=96, max_position_embeddings=256)
+    config = LlamaConfig(
+        **sizes, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=20
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "odd")
+    with caplog.at_level(logging.WARNING, "lmdeploy"), pipeline(str(tmp_path / "odd")) as pipe:
+        answer = pipe("Hello", gen_config=GenerationConfig(max_new_tokens=4, ignore_eos=True))
+    assert isinstance(answer, Response)
+    assert answer.generate_token_len == 4
+    (line,) = [x for x in caplog.messages if x.startswith("engine: ")]
+    assert "pytorch on the CPU in float32: head_dim 20 is not supported by the native engine" in line
 
 
 def test_chat_says_which_engine(model: Path) -> None:
@@ -109,6 +132,7 @@ async def test_resident_memory_stays_within_the_plan() -> None:
             async for event in await client.submit(*requests):
                 assert event.error is None
         taken = resident_bytes(client.pid)
+        print("TAKEN", taken - (config.plan.total - config.plan.process))
         assert 0.8 * config.plan.total < taken <= config.plan.total, (taken, config.plan)
     finally:
         await client.close()

@@ -23,6 +23,9 @@ from demo_model import demo_gguf
 from safetensors.numpy import load_file, save_file
 from tiny_model import write_tiny_model
 
+from lmdeploy.runtime.machine import anonymous_bytes
+from lmdeploy.runtime.memory_plan import MAX_BODIES, server_bytes
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SESSION_LEN = 1024
@@ -247,3 +250,26 @@ async def test_model_that_cannot_be_read_ends_the_server(tmp_path: Path) -> None
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "q_proj" in done.stderr
+
+
+async def test_server_process_keeps_to_its_share_of_the_plan(
+    server: Server, client: openai.AsyncOpenAI
+) -> None:
+    """Also with a body of nearly the largest size; what is not about bodies is not planned far too large."""
+    frontend = server_bytes(49152) - 2 * MAX_BODIES
+    await client.chat.completions.create(model="demo", messages=QUESTION, max_tokens=2)
+    assert 0.5 * frontend <= anonymous_bytes(server.process.pid) <= frontend
+    long: Any = [{"role": "user", "content": "word " * (MAX_BODIES // 5 - 1000)}]
+    for _ in range(2):
+        with pytest.raises(openai.BadRequestError, match="context length"):
+            await client.chat.completions.create(model="demo", messages=long, max_tokens=2)
+    assert peak_bytes(server.process.pid) <= server_bytes(49152) + FILES
+
+
+FILES = 40 << 20  # bytes of libraries that are mapped from files: the plan counts them with the engine
+
+
+def peak_bytes(pid: int) -> int:
+    """Largest resident memory the process ever had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024

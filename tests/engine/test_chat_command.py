@@ -65,7 +65,13 @@ class TestOnePrompt:
         assert int(figures[4]) == len(ANSWER.encode()) + 1
 
     @pytest.mark.parametrize(
-        ("prompt", "word"), [("", "empty"), (" \n", "empty"), ("x" * 600, "maximum context")]
+        ("prompt", "word"),
+        [
+            ("a\udcff", "--prompt is not valid text: character 2"),
+            ("", "empty"),
+            (" \n", "empty"),
+            ("x" * 600, "maximum context"),
+        ],
     )
     def test_bad_prompt_is_one_line(
         self,
@@ -84,6 +90,8 @@ class TestOnePrompt:
         ("flags", "word"),
         [
             (["--temperature", "3"], "temperature"),
+            (["--system", "\udcff"], "--system is not valid text"),
+            (["--stop-words", "\udcff"], "stop_words"),
             (["--max-new-tokens", "0"], "max_new_tokens"),
             (["--backend", "cuda"], "pytorch"),
             (["--tp", "2"], "tp"),
@@ -105,6 +113,14 @@ class TestOnePrompt:
         assert "Traceback" not in err
 
 
+def test_an_empty_name_is_not_the_demo_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(monkeypatch, capsys, "", "", "--prompt", "hi")
+    assert (code, out) == (1, "")
+    assert "the name of the model is empty" in err
+
+
 class TestPiped:
     def test_each_line_is_a_turn(
         self, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -123,6 +139,24 @@ class TestPiped:
         assert "turns in the conversation: 1" in err
         assert "/clear" in err
         assert "/nonsense is no command" in err
+
+    def test_bytes_that_are_no_text_cost_one_turn(
+        self, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        piped = io.TextIOWrapper(io.BytesIO(b"a\xff\n/system \xff\nok\n"), encoding="utf-8")
+        monkeypatch.setattr("sys.stdin", piped)
+        code = main(["chat"])
+        out, err = capsys.readouterr()
+        assert (code, out) == (1, ANSWER + "\n")
+        assert "the prompt is not valid text: character 2" in err
+        assert "the system text is not valid text: character 1" in err
+
+    def test_commands_say_what_they_did(
+        self, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        _, _, err = run(monkeypatch, capsys, "/clear\n/system Sei kurz.\n/system\n")
+        told = ["(a new conversation)", "(a new conversation with this system text)"]
+        assert err.splitlines()[1:] == [*told, "(a new conversation, no system text)"]
 
     def test_failed_turn_is_told_and_the_rest_goes_on(
         self, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -216,10 +250,12 @@ def keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[PipeInput, Termi
 class TestInteractive:
     def test_turns_and_commands(self, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
         with keyboard(monkeypatch) as (keys, screen):
+            keys.send_bytes(b"\xff\r")
             keys.send_text("hallo\r\r/system Sei kurz.\rund?\rend\r/stats\rexit\r")
             assert main(["chat"]) == 0
         shown = screen.getvalue()
         assert shown.count(ANSWER) == 2
+        assert "the prompt is not valid text" in shown
         assert "turns in the conversation: 0" in shown
 
     def test_ctrl_d_leaves_and_ctrl_c_does_not(self, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:

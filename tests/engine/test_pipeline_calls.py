@@ -44,6 +44,8 @@ def assert_idle(pipe: Pipeline) -> None:
 
 
 USER = {"role": "user", "content": "hi"}
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
 
 
 class TestForms:
@@ -57,6 +59,15 @@ class TestForms:
         assert response.token_ids == list(ANSWER.encode())
         assert response.error_code is None
         assert response.error_message is None
+
+    def test_a_message_alone_is_a_conversation_of_one(self) -> None:
+        response = one(make()(USER))
+        assert response.input_token_len == one(make()([USER])).input_token_len
+
+    def test_parts_and_roles_are_read_as_the_server_reads_them(self) -> None:
+        parts = [{"role": "developer", "content": [{"type": "text", "text": "hi"}]}]
+        plain = [{"role": "system", "content": "hi"}]
+        assert one(make()(parts)).input_token_len == one(make()(plain)).input_token_len
 
     @pytest.mark.parametrize("prompts", [["hi"], [[USER]], ["hi", [USER], "ho"], []])
     def test_list_gives_a_list(self, prompts: Any) -> None:
@@ -111,6 +122,59 @@ class TestErrors:
         assert "image" in (responses[4].error_message or "")
         assert_idle(pipe)
 
+    @pytest.mark.parametrize(
+        ("prompt", "words"),
+        [
+            ("\ud800", "messages[0].content is not valid text"),
+            ([{"role": "user", "content": "a\udcff"}], "messages[0].content is not valid text: character 2"),
+            ([{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}], "messages[0].content"),
+            ([{"role": "user", "content": "a", "name": "\ud800"}], "messages[0].name is not valid text"),
+            ([{"role": "user"}], "'messages[0].content'"),
+            ([{"role": "user", "content": 5}], "'messages[0].content'"),
+            ([{"role": "king", "content": "a"}], "'messages[0].role'"),
+            ([USER, 5], "'messages[1]': must be an object"),
+            ([], "at least one message"),
+            ([{**USER, "more": ENDLESS}], "nested more than 128 deep"),
+            (b"bytes", "not bytes"),
+        ],
+    )
+    def test_what_is_no_prompt_fails_alone_and_is_named(self, prompt: Any, words: str) -> None:
+        responses = many(make()(["ok", prompt]))
+        assert [r.finish_reason for r in responses] == ["stop", "error"]
+        assert words in (responses[1].error_message or "")
+
+    @pytest.mark.parametrize("prompts", [b"hi", {"hi"}, None, 5, (x for x in "ab"), np.array(["hi"])])
+    def test_what_holds_no_prompts_is_refused(self, prompts: Any) -> None:
+        for call in (make(), make().stream_infer):
+            with pytest.raises(RequestError, match="prompts must be a text"):
+                call(prompts)
+
+    def test_invalid_text_without_preprocessing_and_in_a_conversation(self) -> None:
+        pipe = make()
+        responses = many(pipe(["ok", "\ud800"], do_preprocess=False))
+        assert [r.finish_reason for r in responses] == ["stop", "error"]
+        session = pipe.chat("\ud800")
+        assert "not valid text" in (session.response.error_message or "")  # type: ignore[union-attr]
+        for wrong in (None, 5, b"x"):
+            with pytest.raises(RequestError, match="a prompt is a text or a list of messages"):
+                pipe.chat(wrong)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("kwargs", "param"),
+        [
+            (5, "chat_template_kwargs"),
+            ({5: 1}, "chat_template_kwargs"),
+            ({"messages": []}, "chat_template_kwargs.messages"),
+            ({"tools": 5}, "chat_template_kwargs.tools"),
+            ({"continue_final_message": 5}, "chat_template_kwargs.continue_final_message"),
+            ({"x": ["\ud800"]}, "chat_template_kwargs.x[0]"),
+        ],
+    )
+    def test_template_arguments_are_checked(self, kwargs: Any, param: str) -> None:
+        with pytest.raises(RequestError) as caught:
+            make()("hi", chat_template_kwargs=kwargs)
+        assert caught.value.param == param
+
     def test_single_bad_prompt_does_not_raise(self) -> None:
         response = one(make(session_len=64)("too long " * 20))
         assert (response.finish_reason, response.error_code) == ("error", "context_length_exceeded")
@@ -138,6 +202,15 @@ class TestErrors:
             (lambda p: p.batch_infer(["a"]), r"pipe\(\["),
             (lambda p: p.generate("a"), "stream_infer"),
             (lambda p: p.get_ppl([1]), "two"),
+            (lambda p: p("a", 5), "gen_config must be .* of type int"),
+            (lambda p: p.stream_infer("a", 5), "sessions must be made by"),
+            (lambda p: p.chat("a", 5), "session must be made by"),
+            (lambda p: p.get_ppl(None), "input_ids must be"),
+            (lambda p: p.get_ppl("ab"), "input_ids must be"),
+            (lambda p: p.get_ppl([1.5, 2.5]), "input_ids must be"),
+            (lambda p: p.get_ppl([1, 2.5]), "2.5 is no token id"),
+            (lambda p: p.get_ppl([[True, False]]), "true is no token id"),
+            (lambda p: p.get_ppl([1] * 600), r"600 tokens. Please shorten it\.$"),
         ],
     )
     def test_refused_by_name(self, call: Callable[[Pipeline], object], words: str) -> None:
@@ -147,6 +220,8 @@ class TestErrors:
     def test_closed_pipeline(self) -> None:
         with make() as pipe:
             pipe("a")
+            pipe.close()
+        pipe.close()
         with pytest.raises(EngineDeadError, match="closed"):
             pipe("a")
 

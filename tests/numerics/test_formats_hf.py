@@ -82,6 +82,7 @@ def awq(_: q.Array | None) -> Callable[..., q.Parts]:
     return q.pack_awq
 
 
+ALL_BUT_DOWN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj")
 V2 = {"checkpoint_format": "gptq_v2"}
 CASES: dict[str, tuple[Quantise, dict[str, Any]]] = {
     "awq 128": (integers(awq, 128), config("awq")),
@@ -100,6 +101,10 @@ CASES: dict[str, tuple[Quantise, dict[str, Any]]] = {
     ),
     "gptq act-order, some plain": (
         but(integers(gptq(), 32, True, least_zero=1), "down_proj", "q_proj", "k_proj", "v_proj"),
+        config("gptq", group_size=32, desc_act=True),
+    ),
+    "gptq act-order, down_proj alone": (
+        but(integers(gptq(), 32, True, least_zero=1), *ALL_BUT_DOWN),
         config("gptq", group_size=32, desc_act=True),
     ),
     "gptq 8 bit": (
@@ -140,6 +145,20 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     tolerance = TOLERANCE if exact else 5e-3
     assert relative_rms(sequence_logits(executor, IDS), wanted) < tolerance
     assert relative_rms(sequence_logits(executor, IDS[:20], chunk=1), wanted[:20]) < tolerance
+
+
+def test_a_quantised_head_in_its_own_order(tmp_path: Path) -> None:
+    model = q.llama(integers(gptq(), 64, True, least_zero=1))
+    parts, dense = integers(gptq(), 64, True, least_zero=1)("lm_head", q.VOCAB, q.HIDDEN, 900)
+    del model.stored["lm_head.weight"]
+    model.stored |= {f"lm_head.{part}": value for part, value in parts.items()}
+    model.dense["lm_head.weight"] = dense
+    checkpoint = open_checkpoint(model.write(tmp_path, config("gptq", group_size=64, desc_act=True)))
+    executor = TurbomindExecutor(NativeConfig(LIMITS, 16), checkpoint.spec, checkpoint)
+    infos = {name: checkpoint.info(name) for name in checkpoint.names()}
+    assert executor._model is not None
+    assert executor._model.weight_bytes_used == native_plan(checkpoint.spec, infos, LIMITS).weights
+    assert relative_rms(sequence_logits(executor, IDS), expected_logits(model)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["awq 64", "gptq act-order", "compressed-tensors", "fp8 blocks"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from public_files import vocabularies
+from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from lmdeploy.errors import RequestError
@@ -84,7 +85,7 @@ CONVERSATIONS: dict[str, list[Message]] = {
 }
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def tokenizer(name: str) -> Tokenizer:
     return load_tokenizer(vocabularies() / f"ggml-vocab-{name}.gguf")
 
@@ -153,3 +154,31 @@ def test_continued_answers_equal_transformers(number: int) -> None:
         )
         found, _ = rendered(lambda m=messages: ours.render(m, **common), RequestError)
         assert found == expected, f"{name}: {content!r}"
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "name"),
+    [
+        ("qwen2", "Qwen-Qwen2.5-7B-Instruct"),
+        ("qwen2", "Qwen-Qwen3-0.6B"),
+        ("llama-bpe", "meta-llama-Llama-3.2-3B-Instruct"),
+        ("phi-3", "microsoft-Phi-3.5-mini-instruct"),
+    ],
+)
+def test_prompt_ids_equal_transformers(vocabulary: str, name: str) -> None:
+    """K26, with transformers reading the same vocabulary from the same GGUF file."""
+    text = (vocabularies() / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    theirs = AutoTokenizer.from_pretrained(str(vocabularies()), gguf_file=f"ggml-vocab-{vocabulary}.gguf")
+    ours = ChatTemplate({"default": text}, tokenizer(vocabulary), name)
+    common = {"strftime_now": lambda form: "30 Nov 2026"}
+    asked = [
+        SYSTEM,
+        user("What is 2+2? Isn't it 12345?\nfoo  bar"),
+        assistant("It's four."),
+        user("漢字 👩‍👩‍👧 naïve"),
+    ]
+    for messages in (asked[1:2], asked):
+        expected = theirs.apply_chat_template(
+            messages, chat_template=text, return_dict=False, add_generation_prompt=True, **common
+        )
+        assert ours.encode(messages, **common) == list(expected)

@@ -235,13 +235,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "remove_extra_whitespaces": False,
         "user_defined_symbols": ["<tool>", "▁▁", "xyz"],
     },
+    "runs without prefix": {  # as Gemma's vocabulary is made
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "add_dummy_prefix": False,
+        "user_defined_symbols": ["<tool>", "\n", "\n\n", "▁▁", "▁▁▁", "xyz"],
+    },
 }
 
 
 def _options(kind: str, option: str) -> dict[str, Any]:
     """Of two equally good ways around a run of blanks, unigram may take another one."""
     chosen = dict(OPTIONS[option])
-    if kind == "unigram" and option == "user-defined":
+    if kind == "unigram" and "user_defined_symbols" in chosen:
         chosen["user_defined_symbols"] = ["<tool>", "xyz"]
     return chosen
 
@@ -285,6 +291,7 @@ WORDS = st.lists(
             "'s",
             "!",
             "<0x41>",
+            "\n",
         ]
     ),
     max_size=8,

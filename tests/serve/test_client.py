@@ -18,8 +18,10 @@ from serve_fakes import engine_client
 
 from lmdeploy.engine.request import Request
 from lmdeploy.errors import EngineDeadError, EngineError, ModelError
-from lmdeploy.runtime.client import ProcessClient, Stream
-from lmdeploy.runtime.messages import Recipe
+from lmdeploy.runtime import client as client_module
+from lmdeploy.runtime.client import ProcessClient
+from lmdeploy.runtime.messages import BEAT_SECONDS, Recipe
+from lmdeploy.runtime.stream import Stream
 
 
 def request(name: str, text: str, count: int) -> Request:
@@ -141,6 +143,49 @@ async def test_drain_has_a_limit() -> None:
             await read_to_the_end(stream)
 
 
+async def test_long_step_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step may last much longer than the signs of life that may be missing."""
+    monkeypatch.setattr(client_module, "STALLED_BEATS", 2)
+    monkeypatch.setattr(client_module, "LOST_BEATS", 3)
+    async with engine_client(step_seconds=5 * BEAT_SECONDS, script="ab") as engine:
+        assert await tokens_of(engine, request("a", "x", 1)) == list(b"a")
+        assert (engine.ready, engine.restarts) == (True, 0)
+
+
+async def test_stopped_process_is_noticed_and_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client_module, "STALLED_BEATS", 2)
+    monkeypatch.setattr(client_module, "LOST_BEATS", 4)
+    async with engine_client(step_seconds=0.001, script="ab") as engine:
+        stream = await engine.submit(request("a", "x", 10_000))
+        os.kill(engine.pid or 0, signal.SIGSTOP)
+        await until(lambda: not engine.ready, 5 * BEAT_SECONDS)
+        with pytest.raises(EngineDeadError, match="does not answer"):
+            await engine.submit(request("b", "x", 1))
+        with pytest.raises(EngineDeadError):
+            await read_to_the_end(stream)
+        assert await tokens_of(engine, request("c", "x", 2)) == list(b"ab")
+        assert engine.restarts == 1
+    assert "no sign of life for 4 s, ended by the server" in caplog.text
+    assert "memory" not in caplog.text
+
+
+async def test_stopped_process_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No restart either, and our own kill is not called a lack of memory."""
+    monkeypatch.setattr(client_module, "STALLED_BEATS", 2)
+    async with engine_client(step_seconds=0.001) as engine:
+        await engine.submit(request("a", "x", 10_000))
+        os.kill(engine.pid or 0, signal.SIGSTOP)
+        started = time.monotonic()
+        assert not await engine.drain(30)
+        assert time.monotonic() - started < 5 * BEAT_SECONDS
+        assert engine.restarts == 0
+    assert caplog.text == ""
+
+
 async def test_close_leaves_no_process() -> None:
     async with engine_client() as engine:
         pid = engine.pid
@@ -150,7 +195,7 @@ async def test_close_leaves_no_process() -> None:
 def test_worker_dies_with_its_parent() -> None:
     code = f"""
 import asyncio, sys
-from lmdeploy.runtime.client import ProcessClient, Stream
+from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.messages import Recipe
 from serve_engine import CRASH, FACTORY
 from serve_fakes import engine_client

@@ -147,7 +147,7 @@ async def test_accepted_on_chat(server: Api) -> None:
 
 
 MESSAGES = [
-    ([], "messages[0]"),
+    ([], "messages"),
     ("hello", "messages"),
     (None, "messages"),
     ([5], "messages[0]"),
@@ -207,7 +207,7 @@ async def test_bad_json(server: Api, body: bytes, path: str) -> None:
         ("n", 0, "between 1 and 128"),
         ("top_k", -2, "between -1 and 2147483647"),
         ("seed", 2**63, f"between {-(2**63)} and {2**63 - 1}"),
-        ("max_tokens", 0, "at least 1, got 0"),
+        ("max_tokens", 0, f"between 1 and {2**63 - 1}, got 0"),
     ],
 )
 async def test_a_value_out_of_range_is_told_the_range(
@@ -449,3 +449,34 @@ async def test_schema_document(server: Api) -> None:
     # Nothing here may load scripts from another host, and the explorers of the framework do.
     assert (await server.http.get("/docs")).status_code == 404
     assert (await server.configure(docs=False).http.get("/openapi.json")).status_code == 404
+
+
+@pytest.mark.parametrize("prompt", [["Hello", ""], [[1], []]])
+async def test_empty_prompt_among_others_is_named(server: Api, prompt: Any) -> None:
+    error = (await server.complete(prompt)).json()["error"]
+    assert (error["param"], error["code"]) == ("prompt[1]", "invalid_value")
+    assert "prompt[1]" in error["message"]
+
+
+@pytest.mark.parametrize("field", ["seed", "max_tokens", "min_tokens", "min_new_tokens", "top_k", "n"])
+@pytest.mark.parametrize("number", ["1" + "0" * 30, "1e300", "9" * 4000])
+async def test_huge_numbers_are_refused_in_a_short_line(server: Api, field: str, number: str) -> None:
+    """Under the client's own name for the field, and without repeating the digits."""
+    body = f'{{"messages": [{{"role": "user", "content": "x"}}], "{field}": {number}}}'
+    headers = {"content-type": "application/json"}
+    response = await server.http.post("/v1/chat/completions", content=body, headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, field, "invalid_value")
+    assert len(error["message"]) < 200
+
+
+@pytest.mark.parametrize("fields", [{"top_p": 7}, {"logit_bias": {"99999999": 1}}, {"bad_words": ["abcd"]}])
+async def test_wrong_values_have_one_code(server: Api, fields: dict[str, Any]) -> None:
+    """Whether the form of the request or what the model allows is the reason."""
+    assert (await server.chat(**fields)).json()["error"]["code"] == "invalid_value"
+
+
+async def test_unknown_route_says_where_to_look(server: Api) -> None:
+    response = await server.http.get("/")
+    assert response.status_code == 404
+    assert "/v1/models" in response.json()["error"]["message"]

@@ -6,19 +6,16 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
 import pytest_asyncio
-import serve_main
+from serve_process import Server, chat, memory, running
 from serve_wire import read_chat, read_completion
 
 from lmdeploy.serve.launch import PortInUseError, bind
@@ -26,48 +23,6 @@ from lmdeploy.serve.launch import PortInUseError, bind
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SCRIPT = "One, two, three, four."
-
-
-class Server:
-    """A running server process."""
-
-    def __init__(self, **settings: Any) -> None:
-        command = [sys.executable, str(Path(serve_main.__file__)), json.dumps(settings)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-        self.url = f"http://127.0.0.1:{self._line()}"
-        self.engine_pid = int(self._line().split()[1])
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def http(self, **options: Any) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=None)
-        return httpx.AsyncClient(base_url=self.url, limits=limits, timeout=60, **options)
-
-    def child(self) -> int:
-        """Process id of the engine that runs now."""
-        path = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
-        with open(path) as file:
-            return int(file.read().split()[-1])
-
-    def end(self, patience: float = 10) -> int:
-        self.process.terminate()
-        try:
-            return self.process.wait(patience)
-        finally:
-            self.process.kill()
-            self.process.communicate()
-
-
-@contextmanager
-def running(**settings: Any) -> Iterator[Server]:
-    server = Server(**settings)
-    try:
-        yield server
-    finally:
-        server.end()
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -80,11 +35,6 @@ async def server() -> AsyncIterator[Server]:
 async def http(server: Server) -> AsyncIterator[httpx.AsyncClient]:
     async with server.http() as http:
         yield http
-
-
-def chat(text: str, **fields: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": text}]
-    return {"messages": messages, "max_tokens": 40, "temperature": 0, "ignore_eos": True, **fields}
 
 
 async def until_empty(http: httpx.AsyncClient, seconds: float = 2.0) -> None:
@@ -320,13 +270,6 @@ def ticks(pid: int) -> int:
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
-
-
-def memory(pid: int) -> int:
-    """Bytes of anonymous memory, resident or swapped out."""
-    with open(f"/proc/{pid}/status") as file:
-        found = dict(line.split(":", 1) for line in file)
-    return sum(int(found[name].split()[0]) * 1024 for name in ("RssAnon", "VmSwap"))
 
 
 async def test_no_growth_with_the_number_of_requests() -> None:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.messages import Recipe
-from lmdeploy.serve import launch
+from lmdeploy.serve import connection, launch
 from lmdeploy.serve.openai.app import build_app
 from lmdeploy.serve.openai.served import SAMPLING_DEFAULTS, Served, ServerOptions
 
@@ -33,10 +33,13 @@ def with_stats(served: Served) -> ASGIApp:
 def main() -> None:
     settings = json.loads(sys.argv[1])
     launch.DRAIN_SECONDS = settings.pop("drain_seconds", launch.DRAIN_SECONDS)
+    for name, value in settings.pop("connection", {}).items():
+        setattr(connection, name, value)
+    options = ServerOptions(keep_alive=1.0, **settings.pop("options", {}))
     frontend = make_frontend(settings.pop("session_len", 512), defaults=SAMPLING_DEFAULTS)
     launch.build_app = with_stats
     client = ProcessClient(Recipe.of(FACTORY, settings))
-    served = Served(frontend, client, "byte-model", options=ServerOptions(keep_alive=1.0))
+    served = Served(frontend, client, "byte-model", options=options)
     with launch.bind("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
         listener = launch.Listener("127.0.0.1", port)

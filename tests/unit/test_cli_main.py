@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import os
 import subprocess
 import sys
@@ -131,6 +132,30 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert (process.returncode, err) == (141, b"")
 
 
+@pytest.mark.parametrize("argv", ["--version", "--help", "chat --help", "check_env"])
+@pytest.mark.parametrize(("where", "words"), [(">/dev/full", "No space left"), (">&-", "output is closed")])
+def test_output_that_cannot_be_written_is_one_line(argv: str, where: str, words: str) -> None:
+    done = shell(f"{sys.executable} -m lmdeploy {argv} {where}")
+    assert done.returncode == 1
+    assert done.stderr.startswith("lmdeploy: error: ")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed: str) -> None:
+    done = shell(f"{sys.executable} -m lmdeploy chat no-such-model {closed}")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == ("2>" not in closed)
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["/bin/sh", "-c", command], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+    )
+
+
 def test_command_without_a_traceback_in_a_process() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "lmdeploy", "chat", "no-such-model"],
@@ -213,3 +238,16 @@ def test_fields_without_effect_are_not_in_the_help() -> None:
     add_flags(parser, TurbomindEngineConfig)
     shown = {a.dest for a in parser._actions if a.help != argparse.SUPPRESS} - {"help"}
     assert shown == {f.name for f in dataclasses.fields(TurbomindEngineConfig) if not is_fixed(f)}
+
+
+def test_interrupt_while_modules_are_loaded_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str, *_: object, **__: object) -> None:
+        if name == "lmdeploy.cli.main":
+            raise KeyboardInterrupt
+        raise AssertionError(name)
+
+    entry = importlib.import_module("lmdeploy.__main__")
+    monkeypatch.setattr("builtins.__import__", interrupted)
+    code = entry.main()
+    monkeypatch.undo()
+    assert code == 130

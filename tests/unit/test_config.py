@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import lmdeploy
@@ -178,6 +180,13 @@ def test_engine_config_refuses(wrong: dict[str, Any]) -> None:
         {"output_logits": "all"},
         {"response_format": {"type": "json_object"}},
         {"min_new_tokens": 600},
+        {"temperature": 10**400},
+        {"temperature": 10**5000},
+        {"min_new_tokens": 10**5000},
+        {"top_k": 10**12},
+        {"stop_token_ids": [10**5000]},
+        {"stop_words": ["ok", "\ud800"]},
+        {"bad_words": ["\udcff"]},
     ],
 )
 def test_generation_config_refuses(wrong: dict[str, Any]) -> None:
@@ -186,6 +195,26 @@ def test_generation_config_refuses(wrong: dict[str, Any]) -> None:
         GenerationConfig(**wrong)
     assert caught.value.param == name
     assert caught.value.status == 400
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    config = GenerationConfig(
+        temperature=np.float32(0.5),
+        top_k=np.int64(5),
+        random_seed=np.int64(-3),
+        stop_token_ids=np.array([1, 2]),
+        logit_bias={np.int32(7): np.float16(2), 8: 10**400, 9: -(10**400)},
+    )
+    assert (config.temperature, config.top_k, config.random_seed) == (0.5, 5, -3)
+    assert type(config.top_k) is type(config.random_seed) is int
+    assert config.stop_token_ids == [1, 2]
+    assert config.logit_bias == {7: 2.0, 8: sys.float_info.max, 9: -sys.float_info.max}
+    assert TurbomindEngineConfig(cache_block_seq_len=np.int64(32)).cache_block_seq_len == 32
+
+
+def test_a_list_may_be_given_by_anything_that_can_be_walked_once() -> None:
+    config = GenerationConfig(stop_words=(w for w in ["a", "b"]), bad_token_ids=iter([1]))
+    assert (config.stop_words, config.bad_token_ids) == (["a", "b"], [1])
 
 
 def test_generation_config_accepts_the_edges() -> None:

@@ -13,6 +13,7 @@ from lmdeploy import PytorchEngineConfig, TurbomindEngineConfig
 from lmdeploy.cli.smoke import write_model
 from lmdeploy.config import EngineConfig
 from lmdeploy.errors import CapacityError, ConfigError, ModelError
+from lmdeploy.models.registry import load_spec
 from lmdeploy.pytorch.plan import torch_plan
 from lmdeploy.runtime.engine_choice import Choice, Offers, choose_engine
 from lmdeploy.runtime.gpu import Gpu, TorchInstall, read_gpus, read_torch
@@ -40,9 +41,9 @@ BEST: dict[str, tuple[dict[str, Any], tuple[str, str, str], str]] = {
     "card and torch": (
         {"gpus": [CARD], "torch": CUDA_TORCH}, ("pytorch", "cuda", "bfloat16"), "there is a GPU"
     ),
-    "card, no torch": ({"gpus": [CARD]}, ("turbomind", "cpu", ""), "pip install lmdeploy[torch]"),
+    "card, no torch": ({"gpus": [CARD]}, ("turbomind", "cpu", ""), "it computes this model"),
     "card, torch for CPUs": (
-        {"gpus": [CARD], "torch": CPU_TORCH}, ("turbomind", "cpu", ""), "built without CUDA"
+        {"gpus": [CARD], "torch": CPU_TORCH}, ("turbomind", "cpu", ""), "it computes this model"
     ),
     "refused": ({"torch": CPU_TORCH, "refusal": REFUSAL}, ("pytorch", "cpu", "float32"), REFUSAL),
     "refused, with a card": (
@@ -60,7 +61,18 @@ def test_the_better_fit_and_why(name: str) -> None:
     assert line.startswith(f"{wanted[0]} on the {'Some Card' if wanted[1] == 'cuda' else 'CPU'}")
     assert reason in line
     assert "\n" not in line
-    assert choice.note is None
+    unused = wanted[0] == "turbomind" and "gpus" in offers
+    assert (choice.note is not None) == unused
+
+
+@pytest.mark.parametrize(
+    ("torch", "remedy"), [(None, "pip install lmdeploy[torch]"), (CPU_TORCH, "install a CUDA build of it")]
+)
+def test_a_card_that_lies_idle_is_said_with_the_remedy(torch: TorchInstall | None, remedy: str) -> None:
+    note = choose(gpus=[CARD], torch=torch).note
+    assert note is not None
+    assert "Some Card is not used" in note
+    assert remedy in note
 
 
 def test_refused_without_torch_names_the_extra() -> None:
@@ -222,11 +234,11 @@ def test_torch_is_read_from_its_files(tmp_path: Path) -> None:
     assert read_torch(tmp_path) == CUDA_TORCH
 
 
-def test_torch_refuses_heads_it_cannot_share(model: str) -> None:
-    from lmdeploy.models.registry import load_spec
-
+def test_torch_names_what_it_cannot_compute(model: str) -> None:
     spec = load_spec(model)
-    attention = dataclasses.replace(spec.layers[0].attention, num_kv_heads=3)
-    layer = dataclasses.replace(spec.layers[0], attention=attention)
-    with pytest.raises(ModelError, match="4 query heads over 3"):
-        torch_plan(dataclasses.replace(spec, layers=(layer,)), "float32", "cpu", 64)
+    layer = spec.layers[0]
+    heads = dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, num_kv_heads=3))
+    experts = dataclasses.replace(layer, ffn=dataclasses.replace(layer.ffn, kind="experts"))
+    for wrong, words in ((heads, "4 query heads over 3"), (experts, "kind 'experts'")):
+        with pytest.raises(ModelError, match=words):
+            torch_plan(dataclasses.replace(spec, layers=(wrong,)), "float32", "cpu", 64)

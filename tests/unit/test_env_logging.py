@@ -27,14 +27,15 @@ def test_values() -> None:
     assert variable.text({"X": " "}) is None
     assert variable.text({"X": " 2 "}) == "2"
     assert variable.number({"X": "2"}) == 2
+    assert env.NUM_THREADS.most == 1024  # as num_threads
     with pytest.raises(ConfigError, match="X=3: must be one of 1, 2"):
         variable.text({"X": "3"})
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "two"])
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "two", "\uff12", "1025", "9" * 5000])
 def test_numbers_are_whole_and_positive(text: str) -> None:
     with pytest.raises(ConfigError, match="X="):
-        Variable("X", "help").number({"X": text})
+        Variable("X", "help", most=1024).number({"X": text})
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,23 @@ def test_an_exhausted_group_has_nothing_free(tmp_path: Path) -> None:
     assert read(tmp_path, files).memory_free == 0
 
 
+LIMITS = """\
+Limit                     Soft Limit           Hard Limit           Units
+Max cpu time              unlimited            unlimited            seconds
+Max address space         {}           unlimited            bytes
+"""
+
+
+def test_a_limited_address_space_binds(tmp_path: Path) -> None:
+    """`ulimit -v`: what the process has mapped and what a process maps beside its memory are taken off."""
+    status = {"proc/self/status": "Name:\tpython\nVmSize:\t  204800 kB\nVmRSS:\t 102400 kB\n"}
+    machine = read(tmp_path, {**status, "proc/self/limits": LIMITS.format(2000 * 2**20)})
+    assert machine.memory_free == (2000 - 200 - 256) * 2**20
+    assert machine.memory_bound == "/proc/self/limits (ulimit -v)"
+    free = read(tmp_path, {**status, "proc/self/limits": LIMITS.format("unlimited")})
+    assert free.memory_bound == "machine"
+
+
 @pytest.mark.parametrize(("text", "cores"), [("max 100000", 2), ("400000 100000", 2), ("50000 100000", 1)])
 def test_v2_cpu_quota(tmp_path: Path, text: str, cores: int) -> None:
     files = {

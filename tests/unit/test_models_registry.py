@@ -186,6 +186,7 @@ def test_paths_that_are_no_models(tmp_path: Path) -> None:
         (tmp_path / "none", "no such file"),
         (tmp_path / "x.txt", "not a model"),
         (tmp_path, "neither"),
+        (Path("/dev/null"), "/dev/null: neither a file nor a directory"),
     ):
         with pytest.raises(ModelError, match=words):
             load_spec(path)
@@ -246,6 +247,9 @@ def test_a_model_argument_is_a_path_first(monkeypatch: pytest.MonkeyPatch, tmp_p
     for wrong in ("no/such/path", "./missing", "name", "a/b.gguf", "/abs/x"):
         with pytest.raises(ModelError, match="no such file or directory, and not a hub id"):
             resolve_model_path(wrong)
+    for empty in ("", " "):
+        with pytest.raises(ModelError, match="name of the model is empty"):
+            resolve_model_path(empty)
     monkeypatch.setenv("LMDEPLOY_USE_MODELSCOPE", "True")
     with pytest.raises(ConfigError, match="ModelScope"):
         resolve_model_path("other/name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +132,21 @@ def no_config(path: Path) -> None:
     (write_hf(path) / "config.json").unlink()
 
 
+def instead_of(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """A file of the model replaced by something that is none."""
+
+    def damage(path: Path) -> None:
+        write_hf(path)
+        (path / name).unlink()
+        make(path / name)
+
+    return damage
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
 NAN = np.full((HIDDEN,), np.nan, np.float32)
 
 
@@ -154,6 +170,10 @@ def read_all(path: Path) -> None:
         (pickled_weights, "pytorch_model.bin is of a kind that is not read"),
         (bad_json, "config.json: not valid JSON"),
         (list_json, "config.json: a JSON object is expected, not list"),
+        (instead_of("model.safetensors", Path.mkdir), "model.safetensors: is a directory"),
+        (instead_of("model.safetensors", dangling), "model.safetensors: is a link to nothing"),
+        (instead_of("model.safetensors", os.mkfifo), "model.safetensors: is no regular file"),
+        (instead_of("config.json", dangling), "config.json: is a link to nothing"),
         (no_config, "holds neither config.json nor a .gguf file"),
         (without("lm_head.weight"), "tensor 'lm_head.weight' is missing"),
         (

@@ -20,6 +20,7 @@ from lmdeploy.errors import CapacityError, ConfigError, ModelError
 from lmdeploy.models.registry import load_spec
 from lmdeploy.models.spec import RopeSpec
 from lmdeploy.runtime.machine import HugePages, Machine
+from lmdeploy.runtime.memory_plan import MAX_BODIES, server_bytes
 from lmdeploy.runtime.resolve import RuntimeConfig, longest_allowed, plan_table, resolve
 
 MIB, GIB = 2**20, 2**30
@@ -74,6 +75,25 @@ def test_everything_is_concrete_and_travels_to_another_process(model: str) -> No
     assert config.kernels == "avx2"
     assert config.notes == (f"session_len is {MODEL_LEN}, the model's own",)
     assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_a_server_is_planned_as_two_processes(model: str) -> None:
+    """A control group must hold the web server too, with what it has taken and what bodies will take."""
+    wanted = TurbomindEngineConfig(session_len=MODEL_LEN, max_batch_size=1)
+    alone = resolve(model, wanted, machine=machine())
+    share = server_bytes(alone.vocab_size)
+    assert share > 2 * MAX_BODIES
+    assert (alone.plan.server, "server" in plan_table(alone)) == (0, False)
+    taken = 30 * MIB
+    group = machine(memory_free=alone.plan.total * 2 + share - taken, own_memory=taken)
+    served = resolve(model, wanted, machine=group, server=True)
+    assert served.plan.server == share
+    assert served.plan.total == alone.plan.total + share
+    assert "request bodies" in plan_table(served)
+    tight = machine(memory_free=alone.plan.total * 2 - taken, own_memory=taken)
+    resolve(model, wanted, machine=tight)
+    with pytest.raises(CapacityError, match="server"):
+        resolve(model, wanted, machine=tight, server=True)
 
 
 def test_session_len_and_max_batch_size_change_plan_and_pool(model: str) -> None:

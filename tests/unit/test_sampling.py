@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ import pytest
 
 from lmdeploy.config import GenerationConfig
 from lmdeploy.engine.request import SamplingParams
-from lmdeploy.errors import ConfigError, RequestError
+from lmdeploy.errors import ConfigError, ModelError, RequestError
 from lmdeploy.runtime.sampling import model_defaults, resolve_sampling, stream_seed
 
 
@@ -88,7 +89,17 @@ class TestModelDefaults:
         with pytest.raises(ConfigError, match="generation_config"):
             model_defaults(tmp_path, str(tmp_path))
 
-    @pytest.mark.parametrize("text", ['{"temperature": "hot"}', '{"top_p": 7}', "[]", "{"])
+    def test_what_is_no_file_is_not_taken_as_absent(self, tmp_path: Path) -> None:
+        (tmp_path / "generation_config.json").symlink_to("nowhere")
+        with pytest.raises(ModelError, match="a link to nothing"):
+            model_defaults(tmp_path)
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(ConfigError, match="not a regular file"):
+            model_defaults(tmp_path, str(tmp_path / "pipe"))
+
+    @pytest.mark.parametrize(
+        "text", ['{"do_sample": "yes"}', '{"temperature": "hot"}', '{"top_p": 7}', "[]", "{"]
+    )
     def test_unusable_file_is_named(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "generation_config.json").write_text(text)
         with pytest.raises(ConfigError, match="generation_config"):

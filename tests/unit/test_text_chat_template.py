@@ -304,7 +304,8 @@ def test_sandbox_escapes_are_refused(source: str) -> None:
         ("{{ [1] * 10 ** 9 }}", "a list of"),
         ("{{ ([[1]] * 10) | sum(start=[]) }}", "adds numbers only"),
         (
-            "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = [n.s] * 2 %}{% endfor %}{{ n.s }}",
+            "{% set n = namespace(s='ab') %}"
+            "{% for i in range(60) %}{% set n.s = [n.s] * 2 %}{% endfor %}{{ n.s }}",
             "a list of",
         ),
         (
@@ -485,7 +486,11 @@ def test_jinja_overrides(tokenizer: Tokenizer, directory: Path, tmp_path: Path) 
     ("override", "words"),
     [
         ("chatglm", "neither a built-in format (hf, base, llama2"),
-        ("missing/file.jinja", "nor a file, nor Jinja text"),
+        ("missing/file.jinja", "chat template file missing/file.jinja: there is no such file"),
+        ("/nonexist.json", "chat template file /nonexist.json: there is no such file"),
+        ("no template at all", "nor a file, nor Jinja text"),
+        ('{"user": "\\ud800"}', "lone surrogate U+D800"),
+        ("{{ messages }}\ud800", "lone surrogate U+D800"),
         ("{{ messages", "not valid Jinja"),
         ('{"model_name": "chatglm"}', "model_name 'chatglm' is not built in (built in: hf, base, llama2"),
         ('{"model_name": 3}', "model_name must be a string"),
@@ -502,3 +507,21 @@ def test_wrong_overrides_are_named(override: str, words: str, tokenizer: Tokeniz
     with pytest.raises(ConfigError) as caught:
         load_chat_template(directory, tokenizer, override)
     assert words in str(caught.value)
+
+
+def test_a_model_whose_template_is_no_text(directory: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(directory, folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**config, "chat_template": "{{ messages }}\ud800"})
+    )
+    with pytest.raises(ModelError, match="chat template is not valid text: character 15"):
+        load_chat_template(folder, tokenizer)
+
+
+def test_a_template_that_makes_a_surrogate(directory: Path, tokenizer: Tokenizer) -> None:
+    template = load_chat_template(directory, tokenizer, "{{ '\\ud800' }}")
+    with pytest.raises(RequestError, match="not valid text"):
+        template.encode([{"role": "user", "content": "hi"}])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import os
 import struct
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -159,6 +161,7 @@ def test_added_tokens_that_do_not_fit_are_named(files: Any, words: str, tmp_path
         (sentencepiece(PIECES, kind=4), "SentencePiece kind 'char' is not supported"),
         (sentencepiece(PIECES, trainer=number(24, 1)), "keep blanks otherwise"),
         (sentencepiece([*PIECES, ("a", -9.0, NORMAL)]), "holds a piece twice"),
+        (sentencepiece([*PIECES, ("c", float("nan"), NORMAL)]), "a score that is no finite number"),
     ],
 )
 def test_damaged_sentencepiece_files_are_one_line(data: bytes, words: str, tmp_path: Path) -> None:
@@ -234,6 +237,8 @@ def test_tekken_ids_follow_the_control_tokens(tmp_path: Path) -> None:
         (tekken(BYTES, default_vocab_size=400), "ranks are not those of 400 tokens with 4 control tokens"),
         (tekken(BYTES, [{"rank": 9, "token_str": "x"}]), "ranks are not those"),
         (tekken(BYTES, [{"token_str": "x"}]), "not a sound tekken vocabulary"),
+        (tekken(BYTES, default_vocab_size=10**12), "ranks are not those of"),
+        (tekken(BYTES, [], pattern="(("), "not a sound vocabulary"),
     ],
 )
 def test_damaged_tekken_files_are_one_line(content: Any, words: str, tmp_path: Path) -> None:
@@ -266,3 +271,66 @@ def test_a_cache_that_cannot_be_written_is_a_warning(
         assert pieces_tokenizer(tmp_path / "m").encode("ab") == [SPACE_A, B]
     assert len(caplog.records) == 1
     assert "cannot be written" in caplog.records[0].getMessage()
+
+
+def damaged(data: bytes, random: Random) -> bytes:
+    """A few bytes changed, cut out or put in."""
+    changed = bytearray(data)
+    for _ in range(random.randint(1, 4)):
+        at, way = random.randrange(len(changed)), random.random()
+        if way < 0.6:
+            changed[at] = random.randrange(256)
+        elif way < 0.8:
+            del changed[at : at + random.randint(1, 20)]
+        else:
+            changed[at:at] = random.randbytes(3)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "qwen.tiktoken", "tekken.json"])
+def test_random_damage_never_is_a_traceback(name: str, tmp_path: Path) -> None:
+    sound = {
+        "tokenizer.model": sentencepiece(PIECES),
+        "qwen.tiktoken": ranks([*BYTES, b"ab"]),
+        "tekken.json": json.dumps(tekken([*BYTES, b"ab"])).encode(),
+    }[name]
+    random, refusals = Random(7), []
+    for _ in range(200):
+        try:
+            tokenizer = load_tokenizer(write(tmp_path / "m", {name: damaged(sound, random)}))
+            tokenizer.decode(tokenizer.encode("ab <s> é", add_special_tokens=True, parse_special=True))
+        except ModelError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 20
+    assert not [line for line in refusals if "\n" in line]
+
+
+@pytest.mark.parametrize("value", ["x", {}, -1, 10**6, 1.5, float("nan"), True, [1, "x"], [[1]]])
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_ends_that_are_no_ids_are_named(name: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="eos_token_id is") as caught:
+        pieces_tokenizer(tmp_path / "m", **{name.replace(".json", "_json"): {"eos_token_id": value}})
+    assert str(tmp_path / "m" / name) in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_ends_may_be_rows_that_the_tokenizer_does_not_name(tmp_path: Path) -> None:
+    """The embedding is often padded beyond the vocabulary."""
+    config = {"eos_token_id": [1, 500], "vocab_size": 512}
+    assert 1 in pieces_tokenizer(tmp_path / "m", config_json=config).eos_ids
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("make", [_dangling, Path.mkdir, os.mkfifo], ids=["link", "directory", "pipe"])
+@pytest.mark.parametrize(
+    "name",
+    ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json"],
+)
+def test_what_is_no_file_is_not_taken_as_absent(name: str, make: Any, tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", {"tokenizer.model": sentencepiece(PIECES)})
+    make(folder / name)
+    with pytest.raises(ModelError, match=f"{name}: is "):
+        load_tokenizer(folder)

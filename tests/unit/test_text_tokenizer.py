@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from text_models import tiny_metadata, write_demo_directory, write_sentencepiece_directory
 from tokenizers import Tokenizer as Library
 
-from lmdeploy.errors import ModelError
+from lmdeploy.errors import ModelError, RequestError
 from lmdeploy.text.gguf_vocabulary import backend_from_gguf
 from lmdeploy.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -111,6 +111,14 @@ def test_plain_encoding_equals_the_library_with_control_tokens_off(demo: Tokeniz
         assert not demo.special_ids & set(demo.encode(text))
 
 
+def test_preparing_leaves_nothing_to_make_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, prepared = gguf_tokenizer(), gguf_tokenizer()
+    prepared.prepare()
+    expected = tokenizer.encode("<|end|>ab")
+    monkeypatch.setattr("lmdeploy.text.tokenizer.json.loads", None)
+    assert prepared.encode("<|end|>ab") == expected
+
+
 def test_plain_encoding_for_sentencepiece_vocabularies(pieces: Tokenizer) -> None:
     """The pieces <s> and </s> are in the vocabulary itself, yet text never becomes one of them."""
     ids = pieces.encode("</s> a<s>")
@@ -199,3 +207,10 @@ def test_missing_tokenizer_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"\n")
     with pytest.raises(ModelError, match=r"tokenizer\.model: not a sound SentencePiece model"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "ab\udcff", "<|im_end|>\ud800", "x" * 5000 + "\ud800"])
+def test_text_that_is_none_is_refused_before_it_becomes_ids(text: str, demo: Tokenizer) -> None:
+    for encode in (demo.encode, demo.encode_marked):
+        with pytest.raises(RequestError, match=f"character {len(text)} is the lone surrogate"):
+            encode(text)

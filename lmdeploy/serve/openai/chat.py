@@ -14,15 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmdeploy.engine.request import TokenLogprobs
+from lmdeploy.runtime.chat_input import normalise_messages
 from lmdeploy.runtime.generate import Choice, Delta
 from lmdeploy.serve.openai.generation import Answer, Generation, Piece, Whole, request_id
 from lmdeploy.serve.openai.logprobs import chat_logprobs, printed
-from lmdeploy.serve.openai.messages import normalise_messages
 from lmdeploy.serve.openai.prompts import chat_prompt
 from lmdeploy.serve.openai.protocol import ChatBody, parse_body
 from lmdeploy.serve.openai.served import Reply, Served
 from lmdeploy.serve.openai.streaming import ChunkStream
-from lmdeploy.serve.openai.transport import json_response, off_loop, read_body, while_connected
+from lmdeploy.serve.openai.transport import from_body, json_response, while_connected
 
 _ROLE = {"role": "assistant", "content": ""}
 
@@ -38,8 +38,7 @@ class Chat:
 
 
 async def chat_completions(served: Served, request: Request) -> Response:
-    raw = await read_body(request, served.options.max_body)
-    chat = await off_loop(len(raw), _prepare, served, raw)
+    chat = await from_body(request, served, _prepare)
     if chat.body.stream:
         chunks = _Chunks(chat)
         options = chat.body.stream_options
@@ -48,7 +47,7 @@ async def chat_completions(served: Served, request: Request) -> Response:
     return await while_connected(request.receive, _whole(chat))
 
 
-def _prepare(served: Served, raw: bytes) -> Chat:
+def _prepare(served: Served, raw: bytearray) -> Chat:
     """Everything that can fail before generation."""
     body: ChatBody = parse_body(ChatBody, raw)
     model = served.name_for(body.model)
@@ -56,6 +55,7 @@ def _prepare(served: Served, raw: bytes) -> Chat:
     limit = body.max_completion_tokens or body.max_tokens
     config = body.generation_config(limit, _logprobs(body))
     ids = chat_prompt(served, body, messages)
+    body.messages = []  # a long text is not kept while its answer is made
     answers = [
         Answer(
             index,

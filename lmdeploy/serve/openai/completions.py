@@ -18,11 +18,11 @@ from lmdeploy.engine.request import TokenLogprobs
 from lmdeploy.runtime.generate import Choice, Delta
 from lmdeploy.serve.openai.generation import Answer, Generation, Piece, Whole, request_id
 from lmdeploy.serve.openai.logprobs import CompletionLogprobs, floored
-from lmdeploy.serve.openai.prompts import completion_prompts
+from lmdeploy.serve.openai.prompts import Prompt, completion_prompts
 from lmdeploy.serve.openai.protocol import CompletionBody, parse_body
 from lmdeploy.serve.openai.served import Reply, Served
 from lmdeploy.serve.openai.streaming import ChunkStream
-from lmdeploy.serve.openai.transport import json_response, off_loop, read_body, while_connected
+from lmdeploy.serve.openai.transport import from_body, json_response, while_connected
 from lmdeploy.text.detokenize import Detokenizer
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's; short on purpose there, and what clients of this route expect
@@ -30,7 +30,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's; short on purpose there, and what clients of
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One validated request, ready to run. `prompts` are the given texts, None where ids were given."""
+    """One validated request, ready to run. `prompts` are the given texts where they are echoed."""
 
     served: Served
     body: CompletionBody
@@ -43,8 +43,7 @@ class Completion:
 
 
 async def completions(served: Served, request: Request) -> Response:
-    raw = await read_body(request, served.options.max_body)
-    completion = await off_loop(len(raw), _prepare, served, raw)
+    completion = await from_body(request, served, _prepare)
     if completion.body.stream:
         chunks = _Chunks(completion)
         options = completion.body.stream_options
@@ -55,7 +54,7 @@ async def completions(served: Served, request: Request) -> Response:
     return await while_connected(request.receive, _whole(completion))
 
 
-def _prepare(served: Served, raw: bytes) -> Completion:
+def _prepare(served: Served, raw: bytearray) -> Completion:
     """Everything that can fail before generation; one bad prompt fails the request."""
     body: CompletionBody = parse_body(CompletionBody, raw)
     model = served.name_for(body.model)
@@ -63,15 +62,16 @@ def _prepare(served: Served, raw: bytes) -> Completion:
     config = body.generation_config(*_limits(body))
     per_prompt = body.best_of or body.choices
     answers = [
-        _answer(served, body, config, ids, number * per_prompt + choice, choice)
-        for number, (ids, _) in enumerate(prompts)
+        _answer(served, body, config, prompt, number * per_prompt + choice, choice)
+        for number, prompt in enumerate(prompts)
         for choice in range(per_prompt)
     ]
     generation = Generation(served.client, answers, per_prompt)
-    texts = [text for _, text in prompts]
+    texts = [prompt.text if body.echo else None for prompt in prompts]
+    body.prompt = None  # a long text is not kept while its answer is made
     reply = served.reply("cmpl", model)
-    for ids, _ in prompts:
-        served.log_prompt(reply.id, ids)
+    for prompt in prompts:
+        served.log_prompt(reply.id, prompt.ids)
     return Completion(served, body, reply, generation, texts)
 
 
@@ -83,16 +83,16 @@ def _limits(body: CompletionBody) -> tuple[int, int | None]:
 
 
 def _answer(
-    served: Served, body: CompletionBody, config: GenerationConfig, ids: list[int], index: int, choice: int
+    served: Served, body: CompletionBody, config: GenerationConfig, prompt: Prompt, index: int, choice: int
 ) -> Answer:
     if body.max_tokens == 0:
-        scoring = served.frontend.scoring(request_id(), ids, param="prompt", top=body.logprobs or 0)
+        scoring = served.frontend.scoring(request_id(), prompt.ids, param=prompt.path, top=body.logprobs or 0)
         return Answer(index, scoring, Choice(served.frontend, config))
     request = served.frontend.request(
         request_id(),
-        ids,
+        prompt.ids,
         config,
-        param="prompt",
+        param=prompt.path,
         choice=choice,
         cache_salt=body.cache_salt or "",
         prompt_logprobs=body.logprobs if body.echo else None,

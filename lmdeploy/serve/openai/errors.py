@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lmdeploy.errors import LMDeployError, RequestError
+from lmdeploy.errors import InvalidValueError, LMDeployError, MissingFieldError, RequestError, shorten
 
 logger = logging.getLogger("lmdeploy.serve")
 
@@ -27,20 +27,8 @@ _PROBLEMS = {
     "list_type": "must be a list",
     "too_long": "must hold at most {max_length} entries",
 }
-_OUT_OF_RANGE = ("greater_than_equal", "less_than_equal", "less_than")
+_OUT_OF_RANGE = ("greater_than_equal", "less_than_equal", "less_than", "int_parsing_size")
 _SHOWN = 200  # characters of a client's value that are repeated in a message
-
-
-class MissingFieldError(RequestError):
-    """A required field is absent."""
-
-    code = "missing_required_parameter"
-
-
-class InvalidValueError(RequestError):
-    """A field has a value that is not allowed."""
-
-    code = "invalid_value"
 
 
 class HttpError(RequestError):
@@ -54,7 +42,10 @@ class HttpError(RequestError):
 
 def error_body(error: LMDeployError) -> dict[str, Any]:
     """The body of every error answer, and of the error event of a stream."""
-    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    code = error.code
+    if code is None and error.status == 400 and error.param is not None:
+        code = InvalidValueError.code  # also where the field was found wrong by what knows no codes
+    fields = {"message": error.message, "type": error.type, "param": error.param, "code": code}
     return {"error": fields}
 
 
@@ -84,7 +75,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path[:_SHOWN]}"
     message = {
-        404: f"Unknown route: {where}.",
+        404: f"Unknown route: {where}; the API is below /v1, and GET /v1/models lists what is served.",
         405: f"Method not allowed: {where}.",
     }.get(error.status_code, str(error.detail))
     response = error_response(HttpError(error.status_code, message))
@@ -95,18 +86,6 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 async def on_bug(request: Request, error: Exception) -> Response:
     """The exception itself goes on to the web server, which logs it."""
     return error_response(internal_error())
-
-
-def shorten(value: object) -> str:
-    """A client's value for a message, in at most about 200 characters."""
-    if isinstance(value, str):
-        return repr(value) if len(value) <= _SHOWN else repr(value[:_SHOWN]) + "..."
-    if isinstance(value, dict | list):
-        return f"{'an object' if isinstance(value, dict) else 'a list'} with {len(value)} entries"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    text = repr(value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
 def path_of(loc: Sequence[int | str]) -> str:

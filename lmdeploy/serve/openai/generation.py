@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from lmdeploy.engine.request import Request, TokenEvent, TokenLogprobs
 from lmdeploy.errors import rebuild_error
-from lmdeploy.runtime.client import ProcessClient, Stream
+from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.generate import Choice, Delta
+from lmdeploy.runtime.stream import Stream
 
 
 @dataclass(slots=True)

@@ -85,7 +85,10 @@ def _digest(key: str) -> bytes:
 
 
 class Admission:
-    """Counts the POST requests that are being answered; refuses more than fit and all while draining."""
+    """Counts the POST requests that are being answered; refuses more than fit and all while draining.
+
+    A request counts from the end of its body on: whoever does not finish one takes no place from others.
+    """
 
     def __init__(self, app: ASGIApp, served: Served) -> None:
         self._app = app
@@ -97,11 +100,22 @@ class Admission:
         refusal = self._refusal()
         if refusal is not None:
             return await error_response(refusal)(scope, receive, send)
-        self._served.active += 1
+        held = False
+
+        async def receive_and_count() -> Message:
+            nonlocal held
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False) and not held:
+                if (late := self._refusal()) is not None:
+                    raise late
+                self._served.active += 1
+                held = True
+            return message
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive_and_count, send)
         finally:
-            self._served.active -= 1
+            self._served.active -= held
 
     def _refusal(self) -> LMDeployError | None:
         if self._served.draining:

@@ -6,15 +6,15 @@ Knows the fields that shape a prompt. Knows no answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from lmdeploy.errors import ContextLengthError
+from lmdeploy.errors import ContextLengthError, InvalidValueError, shorten
+from lmdeploy.runtime.chat_input import check_template_kwargs
 from lmdeploy.runtime.generate import Frontend
-from lmdeploy.serve.openai.errors import InvalidValueError, shorten
 from lmdeploy.serve.openai.protocol import ChatBody, CompletionBody
 from lmdeploy.serve.openai.served import Served
 
-_OWN_FIELDS = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+_OWN_FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 MAX_ANSWERS = 2048  # of one request, prompts times choices
 
 
@@ -27,11 +27,7 @@ def chat_prompt(served: Served, body: ChatBody, messages: Sequence[dict[str, Any
         raise InvalidValueError(
             "'continue_final_message' needs a last message of role assistant.", param="continue_final_message"
         )
-    extra = dict(body.chat_template_kwargs or {})
-    for name in _OWN_FIELDS & extra.keys():
-        raise InvalidValueError(
-            f"'chat_template_kwargs' may not hold {name!r}.", param=f"chat_template_kwargs.{name}"
-        )
+    extra = check_template_kwargs(body.chat_template_kwargs, _OWN_FIELDS)
     if body.documents is not None:
         extra["documents"] = body.documents
     if body.reasoning_effort is not None:
@@ -47,8 +43,16 @@ def chat_prompt(served: Served, body: ChatBody, messages: Sequence[dict[str, Any
     return _tail(ids, body.truncate_prompt_tokens)
 
 
-def completion_prompts(served: Served, body: CompletionBody) -> list[tuple[list[int], str | None]]:
-    """(ids, text as given or None) of each prompt. Raises RequestError."""
+class Prompt(NamedTuple):
+    """One of a request's prompts: its ids, its text where one was given, and its path in the body."""
+
+    ids: list[int]
+    text: str | None
+    path: str
+
+
+def completion_prompts(served: Served, body: CompletionBody) -> list[Prompt]:
+    """All prompts of a request. Raises RequestError."""
     prompts = _split(served.frontend, body.prompt)
     count = len(prompts) * (body.best_of or body.choices)
     if count > MAX_ANSWERS:
@@ -56,7 +60,7 @@ def completion_prompts(served: Served, body: CompletionBody) -> list[tuple[list[
             f"This request asks for {count} answers; the most is {MAX_ANSWERS}.", param="prompt"
         )
     return [
-        (_tail(_ids(served, body, prompt, path), body.truncate_prompt_tokens), _text(prompt))
+        Prompt(_tail(_ids(served, body, prompt, path), body.truncate_prompt_tokens), _text(prompt), path)
         for prompt, path in prompts
     ]
 

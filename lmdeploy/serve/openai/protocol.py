@@ -22,8 +22,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from lmdeploy.config import GenerationConfig
-from lmdeploy.errors import RequestError
-from lmdeploy.serve.openai.errors import InvalidValueError, from_validation
+from lmdeploy.errors import InvalidValueError, RequestError
+from lmdeploy.serve.openai.errors import from_validation
 
 logger = logging.getLogger("lmdeploy.serve")
 
@@ -32,6 +32,7 @@ MAX_STOP_LENGTH = 1024
 MAX_STOP_IDS = 4096
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
+MAX_COUNT = 2**63 - 1
 
 
 def _number(value: Any) -> Any:
@@ -57,7 +58,7 @@ def _stops(value: Any) -> Any:
 # Comes after the ranges: pydantic writes those into the schema only if they stand right behind the type.
 _NUMBER = BeforeValidator(_number)
 Float = Annotated[float, Field(allow_inf_nan=False), _NUMBER]
-Count = Annotated[int, Field(ge=1), _NUMBER]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT), _NUMBER]
 TokenId = Annotated[int, Field(ge=0, lt=2**31), _NUMBER]
 Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str])]
 
@@ -87,7 +88,7 @@ class GenerationBody(BaseModel):
     stop: Stops | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: StrictBool | None = None
-    min_tokens: Annotated[int, Field(ge=0), _NUMBER] | None = Field(
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT), _NUMBER] | None = Field(
         None, validation_alias=AliasChoices("min_tokens", "min_new_tokens")
     )
     logit_bias: dict[str, Float] | None = None
@@ -247,7 +248,7 @@ def _check_extras(extras: dict[str, Any]) -> None:
             logger.info("field %r is ignored", name[:100])
 
 
-def parse_body(kind: type[ChatBody] | type[CompletionBody], raw: bytes) -> Any:
+def parse_body(kind: type[ChatBody] | type[CompletionBody], raw: bytes | bytearray) -> Any:
     """The request in `raw`, valid by itself. Raises RequestError."""
     try:
         body = kind.model_validate_json(raw)

@@ -18,6 +18,7 @@ from lmdeploy.errors import ModelNotServedError
 from lmdeploy.logging import REQUEST
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.generate import Frontend
+from lmdeploy.runtime.memory_plan import MAX_BODIES
 
 logger = logging.getLogger("lmdeploy.serve")
 
@@ -34,7 +35,8 @@ class ServerOptions:
     allow_methods: tuple[str, ...] = ("*",)
     allow_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
-    max_body: int = 64 << 20
+    max_body: int = MAX_BODIES
+    max_bodies: int = MAX_BODIES  # of all bodies that are being read or parsed; more are answered 429
     max_requests: int = 1024  # POST requests held at once; more are answered 429
     keep_alive: float = 15.0  # silence after which a stream gets a comment line
     max_log_len: int | None = None  # characters of a prompt in the log; None: all
@@ -72,6 +74,7 @@ class Served:
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     active: int = 0  # POST requests that are being answered
+    body_bytes: int = 0  # of bodies that are being read or parsed
     max_characters: int = field(init=False)  # of a prompt; no tokenizer could make a longer one fit
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """Bodies in, answers out, and clients that leave in between.
 
-Owns content types, the size of a body, the watch on the connection while an answer is made, and the response
+Owns content types, the size of bodies, the watch on the connection while an answer is made, and the response
 class of streams. Knows no fields.
 """
 
@@ -16,7 +16,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from lmdeploy.errors import OverloadedError
 from lmdeploy.serve.openai.errors import HttpError
+from lmdeploy.serve.openai.served import Served
 from lmdeploy.serve.openai.sse import HEADERS
 
 T = TypeVar("T")
@@ -24,27 +26,43 @@ T = TypeVar("T")
 _INLINE_BYTES = 16 << 10  # below this, parsing and encoding take less than handing them to a thread
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The JSON body as bytes. Raises HttpError 413 and 415."""
+async def from_body(request: Request, served: Served, prepare: Callable[[Served, bytearray], T]) -> T:
+    """`prepare(served, body)`; the JSON body counts as held until then, and nothing here keeps it longer.
+
+    Raises HttpError 413 and 415, and OverloadedError when the bodies of all requests become too large.
+    """
+    body = bytearray()
+    try:
+        await _read_body(request, served, body)
+        return await _off_loop(len(body), prepare, served, body)
+    finally:
+        served.body_bytes -= len(body)
+
+
+async def _read_body(request: Request, served: Served, body: bytearray) -> None:
+    limit = served.options.max_body
     kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if kind != "application/json":
         raise HttpError(415, f"Content-Type must be application/json, got {kind[:100]!r}.")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
-    body = bytearray()
     async for piece in request.stream():
         body += piece
+        served.body_bytes += len(piece)
         if len(body) > limit:
             raise _too_large(limit)
-    return bytes(body)
+        if served.body_bytes > served.options.max_bodies:
+            raise OverloadedError(
+                "The server already holds as many bytes of requests as it may; try again later."
+            )
 
 
 def _too_large(limit: int) -> HttpError:
     return HttpError(413, f"The body is larger than the limit of {limit} bytes.", "request_too_large")
 
 
-async def off_loop(size: int, work: Callable[..., T], *args: Any) -> T:
+async def _off_loop(size: int, work: Callable[..., T], *args: Any) -> T:
     """`work(*args)` for a body of `size` bytes: in a thread unless it is short."""
     if size <= _INLINE_BYTES:
         return work(*args)

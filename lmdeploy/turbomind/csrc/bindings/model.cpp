@@ -221,6 +221,7 @@ void register_model(nb::module_& m) {
               size_t weight_bytes) {
              require(limits.threads == static_cast<int>(cpus.size()), "one cpu per thread is needed");
              require(shape.rope.size() == shape.rope_scale.size(), "one scale per rotary embedding is needed");
+             nb::gil_scoped_release release;  // taking gigabytes lasts seconds, in which others may tell so
              new (self) Model(shape, limits, cpus, weight_bytes, kernels());
            })
       .def("add_matrix",

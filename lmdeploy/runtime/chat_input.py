@@ -1,15 +1,16 @@
-"""Chat messages from the wire in the form chat templates expect.
+"""Chat messages and template arguments of a caller, checked and in the form chat templates expect.
 
-Owns the checks of roles and contents and their `param` paths. Knows no template and no tokenizer.
+Owns the checks of roles, contents and texts and their `param` paths, for server and Python callers alike.
+Knows no template and no tokenizer.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from lmdeploy.errors import RequestError
-from lmdeploy.serve.openai.errors import InvalidValueError, MissingFieldError, shorten
+from lmdeploy.errors import InvalidValueError, MissingFieldError, RequestError, check_text, shorten
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _MEDIA = {
@@ -20,6 +21,8 @@ _MEDIA = {
     "video_url": "videos",
     "file": "files",
 }
+_DEEPEST = 128
+_TEMPLATE_TYPES = {"add_generation_prompt": bool, "continue_final_message": bool, "tools": list}
 
 
 def normalise_messages(raw: Any) -> list[dict[str, Any]]:
@@ -32,12 +35,12 @@ def normalise_messages(raw: Any) -> list[dict[str, Any]]:
             f"Invalid value for 'messages': must be a list of messages, got {shorten(raw)}.", param="messages"
         )
     if not raw:
-        raise InvalidValueError("'messages' must hold at least one message.", param="messages[0]")
+        raise InvalidValueError("'messages' must hold at least one message.", param="messages")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(raw)]
 
 
 def _message(message: Any, path: str) -> dict[str, Any]:
-    if not isinstance(message, dict):
+    if not isinstance(message, Mapping):
         raise InvalidValueError(
             f"Invalid value for '{path}': must be an object, got {shorten(message)}.", param=path
         )
@@ -54,7 +57,53 @@ def _message(message: Any, path: str) -> dict[str, Any]:
     out.pop("tool_calls", None)
     out["role"] = "system" if role == "developer" else role
     out["content"] = _content(message.get("content"), f"{path}.content", optional=bool(calls))
-    return out | ({"tool_calls": calls} if calls else {})
+    if calls:
+        out["tool_calls"] = calls
+    _check_texts(out, path)
+    return out
+
+
+def check_template_kwargs(given: Any, refused: Collection[str] = ("messages",)) -> dict[str, Any]:
+    """A copy of the variables a caller gives the chat template. Raises RequestError naming the variable.
+
+    refused: variables that are set in another way.
+    """
+    name = "chat_template_kwargs"
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise InvalidValueError(
+            f"Invalid value for '{name}': must map names to values, got {shorten(given)}.", param=name
+        )
+    for key, value in given.items():
+        if key in refused:
+            raise InvalidValueError(f"'{name}' may not hold {key!r}.", param=f"{name}.{key}")
+        kind = _TEMPLATE_TYPES.get(key, object)
+        if value is not None and not isinstance(value, kind):
+            raise InvalidValueError(
+                f"Invalid value for '{name}.{key}': must be of type {kind.__name__}, got {shorten(value)}.",
+                param=f"{name}.{key}",
+            )
+    _check_texts(given, name)
+    return dict(given)
+
+
+def _check_texts(value: Any, path: str, depth: int = 0) -> None:
+    """Every text within, keys too, can be written as UTF-8; what is nested without end is refused."""
+    if depth > _DEEPEST:
+        raise InvalidValueError(
+            f"Invalid value for '{path[:80]}...': nested more than {_DEEPEST} deep.", param=path[:80]
+        )
+    if isinstance(value, str):
+        check_text(value, path)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(key, str):
+                check_text(key, f"a name in {path}")
+            _check_texts(item, f"{path}.{key}", depth + 1)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_texts(item, f"{path}[{index}]", depth + 1)
 
 
 def _content(content: Any, path: str, optional: bool) -> str:
@@ -73,7 +122,7 @@ def _content(content: Any, path: str, optional: bool) -> str:
 
 
 def _part(part: Any, path: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
+    kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in _MEDIA:
         raise RequestError(
             f"'{path}' is of type '{kind}': this model does not take {_MEDIA[kind]}.", param=path
@@ -100,8 +149,8 @@ def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _tool_call(call: Any, path: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidValueError(
             f"Invalid value for '{path}': must be an object with 'function.name'.", param=path
         )
