@@ -19,7 +19,8 @@ _PERIOD = 0.25  # seconds between two looks
 class Loading:
     """While it is entered, one line on a terminal tells how far this process is with taking `total` bytes.
 
-    0 stands for memory that is not this process's, such as a card's. The line is erased at the end.
+    0 stands for memory that is not this process's, such as a card's. The line is erased at the end;
+    what is soon done shows none.
     """
 
     def __init__(self, total: int) -> None:
@@ -39,7 +40,6 @@ class Loading:
 
     def __enter__(self) -> Loading:
         if sys.stderr.isatty():
-            _show(self.line())
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
         return self
@@ -50,14 +50,17 @@ class Loading:
         if self._thread is not None:
             self._over.set()
             self._thread.join()
-            _show("")
 
     def _watch(self) -> None:
+        shown = False
         while not self._over.wait(_PERIOD):
             _show(self.line())
+            shown = True
+        if shown:
+            _show("")
 
 
 def _show(line: str) -> None:
     """In place of what the line held before."""
-    sys.stderr.write(f"\r\x1b[K{line}")
+    sys.stderr.write(f"\x1b[2K\r{line}")
     sys.stderr.flush()
