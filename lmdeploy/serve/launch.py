@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
@@ -22,6 +23,7 @@ from lmdeploy.serve.openai.app import build_app
 from lmdeploy.serve.openai.served import Served
 
 DRAIN_SECONDS = 30.0
+MAX_FILES = 4096  # that the server process may hold open, where the system allows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,16 @@ def run_server(served: Served, sock: socket.socket, listener: Listener, announce
     SIGTERM and SIGINT: refuse what is new, finish what runs within DRAIN_SECONDS, end; a second one ends at
     once. Raises what the engine raised while it was starting.
     """
+    _allow_many_connections()
     _run(_Life(served, sock, listener, announce).run())
+
+
+def _allow_many_connections() -> None:
+    """Each connection is an open file, and the usual limit of 1024 is the soft one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -310,3 +311,31 @@ async def test_completions_over_http(http: httpx.AsyncClient) -> None:
     assert response.headers["x-accel-buffering"] == "no"
     assert response.headers["transfer-encoding"] == "chunked"
     assert read_completion(response.text).text == {0: SCRIPT[:20], 1: SCRIPT[:20]}
+
+
+async def test_more_connections_than_the_usual_limit_of_files() -> None:
+    """1100 silent connections where 1024 files may be open: others are still answered."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))  # what the server inherits
+    try:
+        with running(script=SCRIPT) as server:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+            host, port = server.url.removeprefix("http://").split(":")
+            opened = [await asyncio.open_connection(host, int(port)) for _ in range(1100)]
+            async with server.http() as http:
+                await answers(http)
+            for _, writer in opened:
+                writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_stopped_engine_does_not_hold_up_the_end() -> None:
+    with running(script=SCRIPT, step_seconds=0.005) as server:
+        async with server.http() as http:
+            stream = asyncio.create_task(stream_until_it_ends(http, 1))
+            await asyncio.sleep(0.3)
+            os.kill(server.child(), signal.SIGSTOP)
+            server.process.send_signal(signal.SIGTERM)
+            assert read_chat(await stream).error is not None
+        assert await asyncio.to_thread(server.process.wait, 20) == 0
