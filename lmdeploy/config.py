@@ -40,7 +40,7 @@ _BLOCKS = "their number follows from cache_max_entry_count"
 
 def _field(default: Any, help: str, **rules: Any) -> Any:
     """A field that works. Rules: kind (type of values), low, high, open_low, open_high, choices, optional,
-    flag (its command-line flag where that is not its name)."""
+    path (a text that names a file, so any bytes), flag (its command-line flag where that is not its name)."""
     return dataclasses.field(default=default, metadata={"help": help, **rules})
 
 
@@ -110,7 +110,7 @@ class EngineConfig:
         None, "compute threads; default: the physical cores this process may use", kind=int, low=1, high=1024
     )
     revision: str | None = _field(None, "branch, tag or commit of a model on the hub", kind=str)
-    download_dir: str | None = _field(None, "folder for downloaded models", kind=str)
+    download_dir: str | None = _field(None, "folder for downloaded models", kind=str, path=True)
 
     tp: int = _fixed(1, _ONE_MACHINE)
     dp: int = _fixed(1, _ONE_MACHINE)
@@ -418,7 +418,9 @@ def _problem(value: Any, rules: Mapping[str, Any]) -> str | None:
     if kind in (int, float):
         return _number_problem(value, kind, rules)
     if isinstance(kind, type):
-        return None if isinstance(value, kind) else f"must be of type {kind.__name__}"
+        if not isinstance(value, kind):
+            return f"must be of type {kind.__name__}"
+        return text_problem(value) if isinstance(value, str) and not rules.get("path") else None
     return {"words": _words_problem, "ids": _ids_problem, "bias": _bias_problem}[kind](value)
 
 

@@ -60,6 +60,7 @@ def _download(model: str, revision: str | None, download_dir: str | None) -> Pat
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
+        HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -75,6 +76,8 @@ def _download(model: str, revision: str | None, download_dir: str | None) -> Pat
                 ignore_patterns=_UNWANTED,
             )
         )
+    except HFValidationError as error:
+        raise ModelError(f"{model}: no such path, and not a hub id: {str(error).splitlines()[0]}") from None
     except GatedRepoError:
         raise ModelError(
             f"{model}: access to this model must be requested on its hub page; then set HF_TOKEN."

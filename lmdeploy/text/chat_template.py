@@ -296,7 +296,8 @@ def _from_fields(fields: Mapping[str, Any], tokenizer: Tokenizer, source: str) -
 def _from_jinja(text: str, tokenizer: Tokenizer, source: str) -> ChatTemplate:
     if "{{" not in text and "{%" not in text:
         if len(text.split()) == 1 and (os.sep in text or text.endswith((".json", ".jinja"))):
-            raise ConfigError(f"chat template file {text}: there is no such file.")
+            what = "is no regular file" if os.path.lexists(text) else "there is no such file"
+            raise ConfigError(f"chat template file {text}: {what}.")
         raise ConfigError(
             f"chat template {text[:80]!r} is neither a built-in format ({', '.join((OWN, *BUILT_IN))}), nor a"
             " file, nor Jinja text, nor the JSON fields of a ChatTemplateConfig."

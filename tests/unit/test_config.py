@@ -138,6 +138,7 @@ def test_fixed_field_accepts_its_neutral_values_and_names_what_it_refuses(cls: t
         {"tp": 2},
         {"tp": True},
         {"revision": 3},
+        {"revision": "\udcff"},
     ],
 )
 def test_engine_config_refuses(wrong: dict[str, Any]) -> None:
@@ -274,6 +275,7 @@ def test_chat_template_goes_through_json(tmp_path: Path) -> None:
         ('{"user": ', "is not JSON"),
         ('{"usr": "x"}', "unknown fields: usr"),
         ('{"user": 3}', "user=3"),
+        ('{"user": "\\ud800"}', "lone surrogate"),
         ('{"capability": "completion"}', "do_preprocess=False"),
         ('{"model_path": "other"}', "template file"),
         ("no-such-file.json", "cannot be read"),

@@ -252,6 +252,9 @@ def test_a_model_argument_is_a_path_first(monkeypatch: pytest.MonkeyPatch, tmp_p
     for wrong in ("no/such/path", "./missing", "name", "a/b.gguf", "/abs/x"):
         with pytest.raises(ModelError, match="no such file or directory, and not a hub id"):
             resolve_model_path(wrong)
+    for wrong in ("a--b/c", "a..b/c", "a/b.git", "aé/b", "a/" + "x" * 120):
+        with pytest.raises(ModelError, match="no such path, and not a hub id"):
+            resolve_model_path(wrong)
     for empty in ("", " "):
         with pytest.raises(ModelError, match="name of the model is empty"):
             resolve_model_path(empty)

@@ -487,6 +487,7 @@ def test_jinja_overrides(tokenizer: Tokenizer, directory: Path, tmp_path: Path) 
     [
         ("chatglm", "neither a built-in format (hf, base, llama2"),
         ("missing/file.jinja", "chat template file missing/file.jinja: there is no such file"),
+        ("/dev/null", "chat template file /dev/null: is no regular file"),
         ("/nonexist.json", "chat template file /nonexist.json: there is no such file"),
         ("no template at all", "nor a file, nor Jinja text"),
         ('{"user": "\\ud800"}', "lone surrogate U+D800"),
