@@ -1,8 +1,8 @@
 """One client connection: what it may send, how much of it, and how long it may take.
 
 Owns the limits on heads and on waiting for the client, and the answers to what is no HTTP. Every wait for a
-client ends: a connection that says nothing, a head or a body that does not arrive, silence between requests
-(`timeout_keep_alive` of the web server). Knows no route.
+client ends: a connection that says nothing, a head or a body that does not arrive, an answer that nobody
+reads, silence between requests (`timeout_keep_alive` of the web server). Knows no route.
 
 The end of a client's data is the end of the client: one that closes only its sending side cannot be told from
 one that has left, whose answer must not be computed on.
@@ -22,6 +22,7 @@ from lmdeploy.serve.openai.errors import HttpError, error_body
 
 HEAD_SECONDS = 30.0  # from the connection, or from the first byte of a later request, to the end of its head
 BODY_SECONDS = 60.0  # from the end of the head to the end of the body
+UNREAD_SECONDS = 60.0  # that an answer may wait for a client to read, and a closed connection for the rest
 MAX_HEAD = 32 << 10  # bytes of request line and headers, each counted with _HEADER_COST more
 _HEADER_COST = 32
 
@@ -29,11 +30,23 @@ _HEADER_COST = 32
 class _Transport:
     """A transport that ignores what comes after its end: the connection's task hears of the end later."""
 
-    def __init__(self, inner: asyncio.Transport) -> None:
-        self._inner = inner
+    def __init__(self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._inner, self._loop = inner, loop
+        self._last: asyncio.TimerHandle | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+    def close(self) -> None:
+        """Close when all is sent, or after a while without that."""
+        if not self._inner.is_closing():
+            self._inner.close()
+            self._last = self._loop.call_later(UNREAD_SECONDS, self._inner.abort)
+
+    def forget(self) -> None:
+        """The connection has ended."""
+        if self._last is not None:
+            self._last.cancel()
 
     def write(self, data: bytes) -> None:
         if not self._inner.is_closing():
@@ -53,6 +66,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self._deadline: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
         self._problem: HttpError | None = None
         self._begun = False  # something of a request has come that is not complete
         self._in_body = False  # the head is complete and given to the application
@@ -63,13 +77,28 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
             # A socket that was bound before has Nagle's algorithm still on.
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        super().connection_made(_Transport(transport))
+        super().connection_made(_Transport(transport, self.loop))
         self._expect(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
         self._unset_keepalive_if_required()
+        self._unstick()
         super().connection_lost(exc)
+        self.transport.forget()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stuck = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._unstick()
+        super().resume_writing()
+
+    def _unstick(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
 
     def data_received(self, data: bytes) -> None:
         self._begun = True

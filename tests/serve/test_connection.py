@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -23,7 +24,7 @@ BODIES = 4 << 20  # bytes of bodies that it holds at once
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def server() -> AsyncIterator[Server]:
-    limits = {"HEAD_SECONDS": PATIENCE, "BODY_SECONDS": PATIENCE}
+    limits = {"HEAD_SECONDS": PATIENCE, "BODY_SECONDS": PATIENCE, "UNREAD_SECONDS": PATIENCE}
     options = {"max_requests": 4, "max_body": BODIES, "max_bodies": BODIES}
     with running(script="One.", connection=limits, options=options) as server:
         yield server
@@ -171,6 +172,25 @@ async def test_no_http_gets_json(server: Server) -> None:
         assert (status, body["error"]["type"]) == (400, "invalid_request_error")
 
 
+def open_files(server: Server) -> int:
+    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+
+async def test_answers_that_are_not_read_do_not_wait_for_ever(server: Server) -> None:
+    """Many megabytes of answers, more than all buffers on the way hold."""
+    before = open_files(server)
+    async with Client(server) as client:
+        client.writer.transport.pause_reading()
+        client.writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 600)
+        await asyncio.sleep(0.2)
+        assert open_files(server) == before + 1
+        deadline = time.monotonic() + 10
+        while open_files(server) > before:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+    await answers(server)
+
+
 class Gone:
     """A closed transport, as uvloop behaves: every call fails, before anyone is told of the end."""
 
@@ -189,7 +209,7 @@ class Gone:
 
 async def test_a_dead_transport_is_a_disconnect() -> None:
     """Until the event loop tells of the end, what is done with the connection is ignored."""
-    transport: Any = connection._Transport(cast(Any, Gone()))
+    transport: Any = connection._Transport(cast(Any, Gone()), asyncio.get_running_loop())
     flow = FlowControl(transport)
     flow.pause_reading()
     flow.resume_reading()
