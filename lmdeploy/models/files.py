@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lmdeploy.errors import ModelError
+from lmdeploy.errors import ModelError, text_problem
 
 Format = Literal["hf", "gguf"]
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a surrogate pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +64,16 @@ def is_there(path: Path) -> bool:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; ModelError of one line when it is missing, unreadable or no object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        value = json.loads(text)
+        # Escapes can spell half a character, which no text that is made from it could be encoded with.
+        problem = text_problem(json.dumps(value, ensure_ascii=False)) if _HALF.search(text) else None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}.") from None
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not valid JSON: {str(error).splitlines()[0]}.") from None
+    if problem is not None:
+        raise ModelError(f"{path}: not valid text: written out, {problem}.")
     if not isinstance(value, dict):
         raise ModelError(f"{path}: a JSON object is expected, not {type(value).__name__}.")
     return value

@@ -14,9 +14,11 @@ from typing import Any
 from tokenizers import AddedToken
 
 from lmdeploy.errors import ModelError
+from lmdeploy.models.fields import shown
 from lmdeploy.models.files import is_there, read_json
 
 NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_SWITCHES = ("add_bos_token", "add_eos_token", "add_prefix_space", "legacy")
 _FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 
 
@@ -38,6 +40,12 @@ class DeclaredTokens:
 def read_declared(directory: Path) -> DeclaredTokens:
     """Files that are missing say nothing; ModelError when one is damaged."""
     config = optional_json(directory / "tokenizer_config.json")
+    for name in _SWITCHES:
+        if not isinstance(config.get(name), bool | None):
+            raise ModelError(
+                f"{directory / 'tokenizer_config.json'}: {name} is {shown(config[name])}; true or false is"
+                " expected."
+            )
     special = optional_json(directory / "special_tokens_map.json")
     named: dict[str, str] = {}
     for name in NAMES:

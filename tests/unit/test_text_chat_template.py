@@ -518,7 +518,7 @@ def test_a_model_whose_template_is_no_text(directory: Path, tokenizer: Tokenizer
     (folder / "tokenizer_config.json").write_text(
         json.dumps({**config, "chat_template": "{{ messages }}\ud800"})
     )
-    with pytest.raises(ModelError, match="chat template is not valid text: character 15"):
+    with pytest.raises(ModelError, match=r"tokenizer_config.json: not valid text: .* lone surrogate"):
         load_chat_template(folder, tokenizer)
 
 

@@ -334,3 +334,15 @@ def test_what_is_no_file_is_not_taken_as_absent(name: str, make: Any, tmp_path: 
     make(folder / name)
     with pytest.raises(ModelError, match=f"{name}: is "):
         load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config_json", "special_tokens_map_json"])
+def test_half_a_character_in_a_file(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"not valid text: .* lone surrogate U\+D800"):
+        pieces_tokenizer(tmp_path / "m", **{name: {"bos_token": "\ud800"}})
+    pieces_tokenizer(tmp_path / "whole", **{name: {"bos_token": "\U0001f600"}})
+
+
+def test_a_switch_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer_config.json: add_bos_token is 'yes'; true or false"):
+        pieces_tokenizer(tmp_path / "m", tokenizer_config_json={"add_bos_token": "yes"})
