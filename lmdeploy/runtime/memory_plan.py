@@ -14,9 +14,9 @@ from typing import Literal
 
 from lmdeploy.errors import CapacityError
 
-# Resident memory of an engine process without weights, cache and workspace: interpreter, NumPy, libraries, and
-# what reading a checkpoint leaves on the heap. Measured with CPython 3.11 and NumPy 2.4; tests/e2e/test_memory.py
-# holds it to the truth.
+# Resident memory of an engine process without weights, cache and workspace: interpreter, NumPy, libraries,
+# and what reading a checkpoint leaves on the heap. Measured with CPython 3.11 and NumPy 2.4;
+# tests/e2e/test_memory.py holds it to the truth.
 PROCESS_BYTES = 50 * 2**20
 # The same with torch 2.13: resident memory on the CPU; on a card, an allowance for its context and libraries.
 TORCH_PROCESS_BYTES = {"cpu": 320 * 2**20, "cuda": 768 * 2**20}
