@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import numbers
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lmdeploy.errors import ConfigError, LMDeployError, RequestError, text_problem
+from lmdeploy.errors import ConfigError, RequestError
+from lmdeploy.field_checks import MOST, check_fields
 
 DEFAULT_MAX_BATCH_SIZE = 32
 MAX_SEED = 2**64 - 1
-_MOST = 2**63 - 1  # of counts and ids; more has no meaning, and messages could not even show it
 
 # What sampling uses where neither the caller nor the model says anything.
 DEFAULT_TEMPERATURE, DEFAULT_TOP_P, DEFAULT_TOP_K, DEFAULT_MIN_P = 0.8, 1.0, 50, 0.0
@@ -124,7 +121,7 @@ class EngineConfig:
     enable_metrics: bool = _fixed(True, "no metrics are collected", False)
 
     def __post_init__(self) -> None:
-        _check(self, ConfigError)
+        check_fields(self, ConfigError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +217,7 @@ class GenerationConfig:
 
     n: int = _fixed(1, "send the prompt several times, each with its own random_seed")
     max_new_tokens: int | None = _field(
-        512, "most tokens to generate; None: as many as fit", kind=int, low=1, high=_MOST, optional=True
+        512, "most tokens to generate; None: as many as fit", kind=int, low=1, high=MOST, optional=True
     )
     do_sample: bool | None = _field(
         None,
@@ -259,7 +256,7 @@ class GenerationConfig:
         None, "seed of the draw; equal seeds give equal answers", kind=int, low=-(2**63), high=MAX_SEED
     )
     min_new_tokens: int | None = _field(
-        None, "end-of-answer ids are banned until then", kind=int, low=0, high=_MOST
+        None, "end-of-answer ids are banned until then", kind=int, low=0, high=MOST
     )
     ignore_eos: bool = _field(False, "do not stop at the model's end-of-answer ids", kind=bool)
     stop_words: Sequence[str] | None = _field(None, "texts that end the answer", kind="words")
@@ -294,7 +291,7 @@ class GenerationConfig:
     return_routed_experts: bool = _fixed(False, "it concerns mixture-of-experts training only")
 
     def __post_init__(self) -> None:
-        _check(self, RequestError)
+        check_fields(self, RequestError)
         if self.min_new_tokens and self.max_new_tokens and self.min_new_tokens > self.max_new_tokens:
             raise RequestError(
                 f"min_new_tokens={self.min_new_tokens} is larger than max_new_tokens={self.max_new_tokens}",
@@ -332,7 +329,7 @@ class ChatTemplateConfig:
     stop_words: Sequence[str] | None = _field(None, "texts that end an answer", kind="words")
 
     def __post_init__(self) -> None:
-        _check(self, ConfigError)
+        check_fields(self, ConfigError)
 
     def to_json(self, file_path: str | Path | None = None) -> str:
         """The set fields as a JSON text, also written to `file_path` when given."""
@@ -369,126 +366,3 @@ def _json_source(file_or_string: str | Path) -> tuple[str, str]:
         return f"file {text}", Path(text).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"chat template file {text} cannot be read: {error}") from None
-
-
-def _check(config: Any, error: type[LMDeployError]) -> None:
-    """Raise `error` for the first field whose value its declaration does not allow.
-
-    Afterwards numbers are Python's own, whatever their type was (numpy's are accepted), and lists are lists.
-    """
-    for field in dataclasses.fields(config):
-        value, rules = getattr(config, field.name), field.metadata
-        if value is None and (field.default is None or rules.get("optional", False)):
-            continue
-        kind = rules.get("kind")
-        if kind in ("words", "ids") and _is_list(value):
-            value = list(value)
-        problem = _problem(value, rules)
-        if problem:
-            raise error(f"{field.name}={_short(value)}: {problem}", param=field.name)
-        object.__setattr__(config, field.name, _plain(value, kind))
-
-
-def _plain(value: Any, kind: Any) -> Any:
-    if kind in (int, float):
-        return kind(value)
-    if kind == "ids":
-        return [int(x) for x in value]
-    if kind == "bias":
-        return {int(key): _as_float(x) for key, x in value.items()}
-    return value
-
-
-def _as_float(value: Any) -> float:
-    """Whole numbers may be larger than any float."""
-    try:
-        return float(value)
-    except OverflowError:
-        return sys.float_info.max if value > 0 else -sys.float_info.max
-
-
-def _problem(value: Any, rules: Mapping[str, Any]) -> str | None:
-    if "neutral" in rules:
-        return _neutral_problem(value, rules)
-    if "choices" in rules:
-        choices = rules["choices"]
-        same = any(_same_kind(value, c) and value == c for c in choices)
-        return None if same else "must be one of " + ", ".join(map(str, choices))
-    kind = rules["kind"]
-    if kind in (int, float):
-        return _number_problem(value, kind, rules)
-    if isinstance(kind, type):
-        if not isinstance(value, kind):
-            return f"must be of type {kind.__name__}"
-        return text_problem(value) if isinstance(value, str) and not rules.get("path") else None
-    return {"words": _words_problem, "ids": _ids_problem, "bias": _bias_problem}[kind](value)
-
-
-def _same_kind(value: Any, choice: Any) -> bool:
-    return _is_number(value, int) if isinstance(choice, int) else type(value) is type(choice)
-
-
-def _neutral_problem(value: Any, rules: Mapping[str, Any]) -> str | None:
-    neutral = rules["neutral"]
-    if any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral):
-        return None
-    return f"not supported, {rules['reason']}; leave it at {neutral[0]!r}"
-
-
-def _number_problem(value: Any, kind: type, rules: Mapping[str, Any]) -> str | None:
-    low, high = rules.get("low"), rules.get("high")
-    if not _is_number(value, kind):
-        return "must be a whole number" if kind is int else "must be a number"
-    below = low is not None and (value < low or (rules.get("open_low") and value == low))
-    above = high is not None and (value > high or (rules.get("open_high") and value == high))
-    return f"must be {_range_text(rules)}" if below or above else None
-
-
-def _range_text(rules: Mapping[str, Any]) -> str:
-    low, high = rules.get("low"), rules.get("high")
-    above = None if low is None else f"{'larger than' if rules.get('open_low') else 'at least'} {low}"
-    below = None if high is None else f"{'less than' if rules.get('open_high') else 'at most'} {high}"
-    return " and ".join(x for x in (above, below) if x)
-
-
-def _is_number(value: Any, kind: type) -> bool:
-    """A whole or a finite number, of Python or numpy; True and False are none."""
-    if isinstance(value, bool):
-        return False
-    if isinstance(value, numbers.Integral):
-        return True
-    return kind is float and isinstance(value, numbers.Real) and math.isfinite(value)
-
-
-def _words_problem(value: Any) -> str | None:
-    if not _is_list(value) or not all(isinstance(x, str) and x for x in value):
-        return "must be a list of texts that are not empty"
-    return next(filter(None, map(text_problem, value)), None)
-
-
-def _ids_problem(value: Any) -> str | None:
-    good = _is_list(value) and all(_is_number(x, int) and 0 <= x <= _MOST for x in value)
-    return None if good else "must be a list of token ids"
-
-
-def _bias_problem(value: Any) -> str | None:
-    good = isinstance(value, Mapping) and all(
-        _is_number(k, int) and 0 <= k <= _MOST and _is_bias(v) for k, v in value.items()
-    )
-    return None if good else "must map token ids to numbers"
-
-
-def _is_bias(value: Any) -> bool:
-    return _is_number(value, float) or value == -math.inf
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
-
-
-def _short(value: Any, limit: int = 200) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python does not write out whole numbers of thousands of digits
-        text = "a number of thousands of digits"
-    return text if len(text) <= limit else text[:limit] + "..."
