@@ -28,7 +28,7 @@ class RopeSpec:
 
     `rope.inverse_frequencies` says which fields each kind uses. Cosines and sines are multiplied by
     `attention_factor`. `length`: tokens of the longest sequence computed with it, for kinds whose frequencies
-    depend on that (dynamic, longrope); one number for all sequences, see docs/decisions/0002.
+    depend on that (dynamic, longrope); one number for all sequences, see docs/decisions/0006.
     """
 
     theta: float
