@@ -25,6 +25,7 @@ from lmdeploy.models.families import (
     phi3,
     qwen2,
     qwen3,
+    seed_oss,
     smollm3,
 )
 from lmdeploy.models.families.base import Family
@@ -52,6 +53,7 @@ FAMILIES: tuple[Family, ...] = (
     phi3.FAMILY,
     qwen2.FAMILY,
     qwen3.FAMILY,
+    seed_oss.FAMILY,
     smollm3.FAMILY,
 )
 READABLE_FORMATS = ("hf", "gguf", *QUANTISED_FORMATS)

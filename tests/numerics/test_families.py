@@ -174,6 +174,11 @@ ROWS: dict[str, Row] = {
     ),
     "olmo2": Row("Olmo2", {"hidden_size": 96}, gguf="olmo2"),
     "olmo2, all heads with keys": Row("Olmo2", {"hidden_size": 96, "num_key_value_heads": 6}),
+    "seed_oss": Row("SeedOss", gguf="seed_oss"),
+    "seed_oss, no biases, tied": Row(
+        "SeedOss", {"attention_bias": False, "tie_word_embeddings": True}, gguf="seed_oss"
+    ),
+    "seed_oss, every bias": Row("SeedOss", {"attention_out_bias": True, "mlp_bias": True}),
     "smollm3": Row("SmolLM3", {"hidden_size": 96}, gguf="smollm3"),
     "smollm3, windows": Row(
         "SmolLM3",

@@ -57,7 +57,8 @@ ONLY_IN = {
 ENGINE_THIRD_PARTY = {"numpy"}
 NO_FAMILY_NAMES = r"llm[-_]smollm2|llama3|llama\.cpp|llama_4_scaling_beta"
 FAMILY_NAMES = re.compile(
-    r"llama|qwen|mistral|mixtral|internlm|phi3|gemma|deepseek|glm4|granite|olmo|baichuan|falcon|smollm", re.I
+    r"llama|qwen|mistral|mixtral|internlm|phi3|gemma|deepseek|glm4|granite|olmo|baichuan|falcon|smollm|seed_?oss",
+    re.I,
 )
 # The registry lists the families; the smoke model must be of one; GGUF names its tokenizers after families.
 FAMILY_EXEMPT = (
