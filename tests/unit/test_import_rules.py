@@ -249,7 +249,7 @@ def test_base_modules_import_without_torch() -> None:
 
 
 # Files that hand the whole environment on without looking at a variable.
-PASS_ENVIRONMENT = ("env.py", "runtime/client.py", "cli/check_env.py")
+PASS_ENVIRONMENT = ("env.py", "cli/check_env.py")
 
 
 @pytest.mark.parametrize("path", sources(), ids=name_of)
