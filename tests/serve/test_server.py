@@ -105,6 +105,16 @@ async def test_clients_that_leave_free_everything(http: httpx.AsyncClient) -> No
     await answers(http)
 
 
+async def test_a_client_that_leaves_frees_its_blocks_within_one_step() -> None:
+    """Steps of 0.3 s: after the one that runs while the client leaves, the engine computes no other."""
+    with running(script=SCRIPT, step_seconds=0.3) as server:
+        async with server.http() as http:
+            await leave_after_two_chunks(http, 0)
+            left = (await http.get("/stats")).json()["totals"]["steps"]
+            await until_empty(http)
+            assert (await http.get("/stats")).json()["totals"]["steps"] <= left + 1
+
+
 async def test_unstreamed_clients_that_leave_free_everything(http: httpx.AsyncClient) -> None:
     async def one(number: int) -> None:
         body = {"prompt": f"p {number}", "max_tokens": 480, "temperature": 0, "ignore_eos": True}
