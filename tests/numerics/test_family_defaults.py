@@ -22,7 +22,10 @@ REQUIRED = {
     *("architectures", "vocab_size", "hidden_size", "intermediate_size"),
     *("num_hidden_layers", "num_attention_heads"),
 }
-ROPE_REQUIRED = {"rope_type", "factor", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor"}
+ROPE_REQUIRED = {
+    *("rope_type", "factor", "low_freq_factor", "high_freq_factor"),
+    *("short_factor", "long_factor", "partial_rotary_factor"),  # a share, and so many numbers of either list
+}
 # llama3 without it is refused; the class takes the longest sequence for it and warns that this is no use.
 LLAMA3_REQUIRED = {"original_max_position_embeddings"}
 # The number of key heads of every class divides these.
