@@ -22,12 +22,10 @@ REQUIRED = {
     *("architectures", "vocab_size", "hidden_size", "intermediate_size"),
     *("num_hidden_layers", "num_attention_heads"),
 }
-ROPE_REQUIRED = {
-    *("rope_type", "factor", "low_freq_factor", "high_freq_factor"),
-    *("short_factor", "long_factor", "partial_rotary_factor"),  # a share, and so many numbers of either list
-}
-# llama3 without it is refused; the class takes the longest sequence for it and warns that this is no use.
-LLAMA3_REQUIRED = {"original_max_position_embeddings"}
+ROPE_REQUIRED = {"rope_type", "factor", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor"}
+# llama3 without it is refused; the class takes the longest sequence for it and warns that this is no use. The
+# lists of longrope have one number for each pair of the share that is turned.
+KIND_REQUIRED = {"llama3": {"original_max_position_embeddings"}, "longrope": {"partial_rotary_factor"}}
 # The number of key heads of every class divides these.
 HEADS = {"hidden_size": 512, "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 16}
 NAMES = {name: row for name, row in ROWS.items() if row.rename is None}
@@ -53,7 +51,7 @@ def shortened(whole: Config) -> Iterator[tuple[str, Config]]:
     for key in whole.keys() - REQUIRED - {"original_max_position_embeddings"}:
         yield key, {k: v for k, v in whole.items() if k != key}
     rope = whole["rope_parameters"]
-    required = ROPE_REQUIRED | (LLAMA3_REQUIRED if rope.get("rope_type") == "llama3" else set())
+    required = ROPE_REQUIRED | KIND_REQUIRED.get(rope["rope_type"], set())
     for key in () if "full_attention" in rope else rope.keys() - required:
         yield key, {**whole, "rope_parameters": {k: v for k, v in rope.items() if k != key}}
 
