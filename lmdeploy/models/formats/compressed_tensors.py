@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from lmdeploy.models.formats import fp8
 from lmdeploy.models.formats.gguf_blocks import TensorKind
@@ -119,13 +120,18 @@ class Bytes:
         if self.symmetric:
             return GroupedTensor(8, codes.shape[1] // scales.shape[1], codes, scales)
         zeros = self._each(parts["weight_zero_point"], len(codes))
-        return with_zeros(codes.view(np.uint8) ^ 0x80, zeros.view(np.uint8) ^ 0x80, scales)
+        return with_zeros(_unsigned(codes), _unsigned(zeros), scales)
 
     @staticmethod
     def _each(values: Array, n: int) -> Array:
         """One for each channel and group: [n, groups]."""
         rows = values.reshape(1, 1) if values.size == 1 else values.reshape(n, -1)
         return np.ascontiguousarray(np.broadcast_to(rows, (n, rows.shape[1])))
+
+
+def _unsigned(signed: Array) -> npt.NDArray[np.uint8]:
+    """int8 -128 .. 127 -> 0 .. 255."""
+    return np.bitwise_xor(signed.view(np.uint8), np.uint8(0x80))
 
 
 def scheme(options: Options) -> Scheme:

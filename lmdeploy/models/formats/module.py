@@ -150,9 +150,7 @@ def channel_scales(scales: Array) -> npt.NDArray[np.floating]:
     return np.ascontiguousarray(wide.T)
 
 
-ROUNDED_ZEROS = (
-    "the native engine holds zero points of 8-bit weights as float16 minima, by 1/8 of a step at most"
-)
+ROUNDED_ZEROS = "the native engine rounds zero points of 8-bit weights, by 1/8 of a step at most"
 
 
 def with_zeros(
