@@ -131,7 +131,8 @@ class Bytes:
 
 def _unsigned(signed: Array) -> npt.NDArray[np.uint8]:
     """int8 -128 .. 127 -> 0 .. 255."""
-    return np.bitwise_xor(signed.view(np.uint8), np.uint8(0x80))
+    codes: npt.NDArray[np.uint8] = signed.view(np.uint8) ^ np.uint8(0x80)
+    return codes
 
 
 def scheme(options: Options) -> Scheme:
