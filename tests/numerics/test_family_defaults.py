@@ -51,7 +51,7 @@ def shortened(whole: Config) -> Iterator[tuple[str, Config]]:
     for key in whole.keys() - REQUIRED - {"original_max_position_embeddings"}:
         yield key, {k: v for k, v in whole.items() if k != key}
     rope = whole["rope_parameters"]
-    required = ROPE_REQUIRED | KIND_REQUIRED.get(rope["rope_type"], set())
+    required = ROPE_REQUIRED | KIND_REQUIRED.get(rope.get("rope_type"), set())
     for key in () if "full_attention" in rope else rope.keys() - required:
         yield key, {**whole, "rope_parameters": {k: v for k, v in rope.items() if k != key}}
 
