@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import Checkpoint, GGUFStore, Store
@@ -31,7 +32,7 @@ from lmdeploy.models.families import (
 from lmdeploy.models.families.base import Family
 from lmdeploy.models.families.names import text_part
 from lmdeploy.models.fields import Fields, shown
-from lmdeploy.models.files import ModelFiles, locate, read_json
+from lmdeploy.models.files import ModelFiles, is_there, locate, read_json
 from lmdeploy.models.formats import QUANTISED_FORMATS, scheme_of
 from lmdeploy.models.formats.module import Scheme
 from lmdeploy.models.gguf import GGUFFile
@@ -135,7 +136,15 @@ def _hf_spec(files: ModelFiles) -> tuple[Family, ModelSpec, Scheme | None, str |
     family = (_BY_HF | _BY_WHOLE)[name]
     spec = family.from_hf(fields)
     fields.refuse_unread()
-    return family, spec, scheme_of(config, source), whole
+    return family, spec, _scheme(files, config, source), whole
+
+
+def _scheme(files: ModelFiles, config: dict[str, Any], source: str) -> Scheme | None:
+    """As config.json declares it; GPTQ directories from before that did so have a file of their own."""
+    old = files.path / "quantize_config.json"
+    if config.get("quantization_config") is None and is_there(old):
+        return scheme_of({"quantization_config": {"quant_method": "gptq", **read_json(old)}}, str(old))
+    return scheme_of(config, source)
 
 
 def _text_config(fields: Fields, name: str) -> Fields:
