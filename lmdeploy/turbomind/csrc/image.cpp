@@ -115,7 +115,7 @@ uint64_t layout_fingerprint() {
   for (WeightKind kind : {kW4Zero, kW4Min, kInt8, kBf16, kInt8Min}) {
     bool w4 = kind == kW4Zero || kind == kW4Min;
     int group = kind == kBf16 ? 0 : kGroup;
-    PackSource source{kind,          kRows,        kInputs,     group, w4 ? nibbles.data() : codes.data(),
+    PackSource source{kind,          kRows,        kInputs,    group, w4 ? nibbles.data() : codes.data(),
                       scales.data(), zeros.data(), mins.data()};
     weights.pack(weights.add_matrix(kind, kRows, kInputs, group), source, 0, 0, pool);
     int runs = weights.add_matrix(kind, 2 * 48, kInputs, group);
