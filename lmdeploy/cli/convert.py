@@ -64,7 +64,8 @@ def _refuse_old_spelling(args: argparse.Namespace) -> None:
         if hasattr(args, name):
             raise ConfigError(f"--{name.replace('_', '-')}: {why}; leave it out")
     model, directory = args.model_path, args.directory
-    if args.dst_path is not None or (directory and not Path(model).exists() and _is_model(Path(directory))):
+    taken = directory is not None and Path(directory).exists()
+    if args.dst_path is not None or (taken and not _is_model(model) and _is_model(directory)):
         target = args.dst_path or "DIR"
         raise ConfigError(
             "`lmdeploy convert MODEL_NAME MODEL_PATH --dst-path DIR` is the spelling of other versions; no"
@@ -74,10 +75,12 @@ def _refuse_old_spelling(args: argparse.Namespace) -> None:
         raise ConfigError(f"the folder to write is missing: lmdeploy convert {model} DIR")
 
 
-def _is_model(path: Path) -> bool:
+def _is_model(text: str) -> bool:
+    """Whether a model can be named so; what looks like a hub id counts as one."""
     from lmdeploy.models.files import locate
+    from lmdeploy.models.hub import resolve_model_path
 
     try:
-        return bool(locate(path))
+        return ("/" in text and not Path(text).exists()) or bool(locate(resolve_model_path(text)))
     except ModelError:
         return False

@@ -323,6 +323,11 @@ def test_other_spellings_are_answered(
     assert answer.format(model=smoke_model) in capsys.readouterr().err
 
 
+def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", str(tmp_path / "absent"), str(tmp_path / "packed")]) == 1
+    assert "no such file or directory" in capsys.readouterr().err
+
+
 def test_a_changed_layout_has_a_new_version(smoke_model: Path) -> None:
     """Fails when packing or placing changes: then raise LAYOUT_VERSION and put the new numbers here."""
     checkpoint = open_checkpoint(smoke_model)
