@@ -1,8 +1,9 @@
 """Keys and values in cache blocks as 8-bit or 4-bit codes: the number format of the native engine.
 
 A token's head is turned by a fixed orthogonal matrix, then rounded to `scale * code + offset` with one
-bfloat16 scale and offset: from that token alone, so that it does not matter what is computed with it. The turn
-spreads what one strong channel holds over the head; products of turned vectors are those of the vectors.
+bfloat16 scale and offset: from that token alone, so that it does not matter what is computed with it.
+The turn spreads what one strong channel holds over the head; products of turned vectors are those of the
+vectors.
 """
 
 from __future__ import annotations
