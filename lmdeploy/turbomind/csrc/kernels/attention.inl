@@ -18,11 +18,24 @@ constexpr int kLineBytes = BITS == 16 ? 64 : 32;
 template <int BITS>
 constexpr int kLines = BITS == 4 ? 2 : 1;  // that one load gives
 
+// What lies at p: one line, or with 4 bits two.
 template <int BITS>
-INLINE void load_lines(const uint8_t* p, IntVec* lines) {
-  if constexpr (BITS == 16) lines[0] = load_words(p);
-  if constexpr (BITS == 8) lines[0] = load_bytes(p);
-  if constexpr (BITS == 4) load_nibbles(p, lines);
+INLINE void load_lines(const uint8_t* p, IntVec (&lines)[kLines<BITS>]) {
+  if constexpr (BITS == 4) {
+    const IntVec bytes = load_bytes(p);
+    lines[0] = low_nibbles(bytes);
+    lines[1] = high_nibbles(bytes);
+  } else {
+    lines[0] = BITS == 16 ? load_words(p) : load_bytes(p);
+  }
+}
+// One line of values: with 4 bits the first or the second of two.
+template <int BITS>
+INLINE IntVec load_line(const uint8_t* p, bool second) {
+  if constexpr (BITS == 16) return load_words(p);
+  const IntVec bytes = load_bytes(p);
+  if constexpr (BITS == 4) return second ? high_nibbles(bytes) : low_nibbles(bytes);
+  return bytes;
 }
 
 // What one call of attend() works with at a time: up to kPairs pairs and one chunk of tokens.
@@ -124,7 +137,7 @@ INLINE void score_tiles(Chunk& c, const int32_t* q, int tile) {
 
 template <int BITS, int P>
 static void scores(Chunk& c, const int32_t* q) {
-  constexpr int T = key_tiles(P);
+  constexpr int T = key_tiles(P, BITS);
   int tile = 0;
   for (; tile + T <= c.tiles; tile += T) score_tiles<BITS, P, T>(c, q, tile);
   for (; tile < c.tiles; ++tile) score_tiles<BITS, P, 1>(c, q, tile);
@@ -200,10 +213,42 @@ static void softmax_chunk(Chunk& c, int p, float softcap, float* max_so_far, flo
 
 // ---- outputs ----
 
+// Adds words times values of one token tile, for V vectors of dimensions from vector `v0` on: V is even or 1.
+template <int BITS, int P, int V>
+INLINE void add_tile(const Chunk& c, int tile, int v0, IntVec (&sums)[P][V]) {
+  constexpr int L = V == 1 ? 1 : kLines<BITS>, B = kLineBytes<BITS>, RUN = 8 * B;
+  const int skip = v0 / kLines<BITS> * RUN;
+  const uint8_t *at = c.values[tile] + skip, *next = c.next_keys[tile] + skip;
+#pragma GCC unroll 1
+  for (int i = 0; i < kTile / 2; ++i, at += B, next += B) {
+    IntVec lines[V / L][kLines<BITS>];
+#pragma GCC unroll 4
+    for (int v = 0; v < V / L; ++v) {
+      if (B == 64 || i % 2 == 0) __builtin_prefetch(next + v * RUN, 0, 2);
+      if constexpr (V == 1) {
+        lines[v][0] = load_line<BITS>(at, v0 % 2 == 1);
+      } else {
+        load_lines<BITS>(at + v * RUN, lines[v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+      const int32_t* words = &c.weights[p][tile * (kTile / 2) + i];
+      if constexpr (V <= 2) {
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) sums[p][v] = dot_words(sums[p][v], lines[v / L][v % L], words);
+      } else {
+        const IntVec pair = splat_int(*words);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) sums[p][v] = dot_words(sums[p][v], lines[v / L][v % L], pair);
+      }
+    }
+  }
+}
+
 // out[p] = out[p] * factor + weights * values over the chunk, for V vectors of dimensions from vector `v0` on.
 template <int BITS, int P, int V>
 INLINE void add_values(const Chunk& c, int v0, float* out) {
-  constexpr int L = kLines<BITS>, LOADS = (V + L - 1) / L, B = kLineBytes<BITS>;
   for (int span = 0; span < kSpans && span * kSpan < c.tiles * kTile; ++span) {
     IntVec sums[P][V];
 #pragma GCC unroll 8
@@ -211,23 +256,7 @@ INLINE void add_values(const Chunk& c, int v0, float* out) {
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) sums[p][v] = zero_ints();
     const int first = span * (kSpan / kTile), end = first + kSpan / kTile < c.tiles ? first + kSpan / kTile : c.tiles;
-    for (int t = first; t < end; ++t) {
-      const uint8_t *at = c.values[t] + v0 / L * 8 * B, *next = c.next_keys[t] + v0 / L * 8 * B;
-      for (int i = 0; i < kTile / 2; ++i) {
-        IntVec lines[LOADS][L];
-#pragma GCC unroll 4
-        for (int v = 0; v < LOADS; ++v) {
-          if (B == 64 || i % 2 == 0) __builtin_prefetch(next + (v * 8 + i) * B, 0, 2);
-          load_lines<BITS>(at + (v * 8 + i) * B, lines[v]);
-        }
-#pragma GCC unroll 8
-        for (int p = 0; p < P; ++p) {
-          const IntVec pair = splat_int(c.weights[p][t * (kTile / 2) + i]);
-#pragma GCC unroll 4
-          for (int v = 0; v < V; ++v) sums[p][v] = dot_words(sums[p][v], lines[v / L][v % L], pair);
-        }
-      }
-    }
+    for (int t = first; t < end; ++t) add_tile<BITS, P, V>(c, t, v0, sums);
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p)
 #pragma GCC unroll 4
@@ -242,7 +271,7 @@ INLINE void add_values(const Chunk& c, int v0, float* out) {
 
 template <int BITS, int P>
 static void outputs(const Chunk& c, float* out) {
-  constexpr int V = value_vectors(P) < kLines<BITS> ? kLines<BITS> : value_vectors(P);
+  constexpr int V = value_vectors(P);
   int v = 0;
   for (; v + V <= c.dim / kTile; v += V) add_values<BITS, P, V>(c, v, out);
   if (V > 2)

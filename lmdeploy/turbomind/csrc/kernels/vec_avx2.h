@@ -12,7 +12,7 @@ struct IntVec {
 };
 
 constexpr int kPairs = 4;
-constexpr int key_tiles(int pairs) { return pairs <= 2 ? 2 : 1; }
+constexpr int key_tiles(int pairs, int bits) { return pairs <= 2 && bits > 4 ? 2 : 1; }
 constexpr int value_vectors(int pairs) { return pairs <= 2 ? 2 : 1; }
 
 INLINE Vec zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
@@ -137,7 +137,7 @@ INLINE int32_t reduce_ints(IntVec v) {
 
 INLINE Vec to_float(IntVec v) { return {_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)}; }
 
-// Lines of the cache: 32 words of 16 bits, from codes of 16, 8 or 4 bits. Nibbles come as two lines, low ones first.
+// Lines of the cache: 32 words of 16 bits, from codes of 16, 8 or 4 bits. Nibbles come in bytes.
 INLINE IntVec load_words(const uint8_t* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
 }
@@ -145,18 +145,22 @@ INLINE IntVec load_bytes(const uint8_t* p) {
   return {_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)),
           _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p + 1))};
 }
-INLINE void load_nibbles(const uint8_t* p, IntVec* lines) {
-  const IntVec bytes = load_bytes(p);
+INLINE IntVec low_nibbles(IntVec bytes) {
   const __m256i mask = _mm256_set1_epi16(15);
-  lines[0] = {_mm256_and_si256(bytes.a, mask), _mm256_and_si256(bytes.b, mask)};
-  lines[1] = {_mm256_srli_epi16(bytes.a, 4), _mm256_srli_epi16(bytes.b, 4)};
+  return {_mm256_and_si256(bytes.a, mask), _mm256_and_si256(bytes.b, mask)};
 }
+INLINE IntVec high_nibbles(IntVec bytes) { return {_mm256_srli_epi16(bytes.a, 4), _mm256_srli_epi16(bytes.b, 4)}; }
 INLINE IntVec splat_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 // sum + the products of both words of each lane.
-INLINE IntVec dot_words(IntVec sum, IntVec line, IntVec pair) {
-  return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(line.a, pair.a)),
-          _mm256_add_epi32(sum.b, _mm256_madd_epi16(line.b, pair.b))};
+INLINE __m256i dot_half(__m256i sum, __m256i line, __m256i pair) {
+  __m256i products;
+  __asm__("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(products) : "x"(line), "x"(pair));
+  return sum;
 }
+INLINE IntVec dot_words(IntVec sum, IntVec line, IntVec pair) {
+  return {dot_half(sum.a, line.a, pair.a), dot_half(sum.b, line.b, pair.a)};
+}
+INLINE IntVec dot_words(IntVec sum, IntVec line, const int32_t* pair) { return dot_words(sum, line, splat_int(*pair)); }
 INLINE void store_shorts(int16_t* p, IntVec v) {
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xd8));
 }

@@ -9,7 +9,7 @@ using IntVec = __m512i;
 
 // How many query rows x heads, and key tiles for so many of them, fit the registers.
 constexpr int kPairs = 8;
-constexpr int key_tiles(int pairs) { return pairs <= 4 ? 4 : 2; }
+constexpr int key_tiles(int pairs, int) { return pairs <= 4 ? 4 : 2; }
 constexpr int value_vectors(int pairs) { return pairs <= 4 ? 4 : 2; }
 
 INLINE Vec zero() { return _mm512_setzero_ps(); }
@@ -89,18 +89,19 @@ INLINE int32_t reduce_ints(IntVec v) { return _mm512_reduce_add_epi32(v); }
 
 INLINE Vec to_float(IntVec v) { return _mm512_cvtepi32_ps(v); }
 
-// Lines of the cache: 32 words of 16 bits, from codes of 16, 8 or 4 bits. Nibbles come as two lines, low ones first.
+// Lines of the cache: 32 words of 16 bits, from codes of 16, 8 or 4 bits. Nibbles come in bytes.
 INLINE IntVec load_words(const uint8_t* p) { return _mm512_loadu_si512(p); }
 INLINE IntVec load_bytes(const uint8_t* p) { return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
-INLINE void load_nibbles(const uint8_t* p, IntVec* lines) {
-  const __m512i bytes = load_bytes(p);
-  lines[0] = _mm512_and_si512(bytes, _mm512_set1_epi16(15));
-  lines[1] = _mm512_srli_epi16(bytes, 4);
-}
+INLINE IntVec low_nibbles(IntVec bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi16(15)); }
+INLINE IntVec high_nibbles(IntVec bytes) { return _mm512_srli_epi16(bytes, 4); }
 INLINE IntVec splat_int(int32_t x) { return _mm512_set1_epi32(x); }
 // sum + the products of both words of each lane.
 INLINE IntVec dot_words(IntVec sum, IntVec line, IntVec pair) {
   __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(line), "v"(pair));
+  return sum;
+}
+INLINE IntVec dot_words(IntVec sum, IntVec line, const int32_t* pair) {
+  __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(line), "m"(*pair));
   return sum;
 }
 INLINE void store_shorts(int16_t* p, IntVec v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(v)); }
