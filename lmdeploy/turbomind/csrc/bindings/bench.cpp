@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <pthread.h>
@@ -165,9 +166,26 @@ std::pair<double, double> time_attend(const KernelTable& table, const KvCache& c
   return {best[0], best[1]};
 }
 
+// Bytes per second of a plain read of `bytes` bytes, and operations per second of the int8 and of the float dot product
+// from registers: what `threads` threads of this machine reach with one instruction set, best of `repeats`.
+std::tuple<double, double, double> time_limits(const std::string& name, size_t bytes, int threads, int repeats) {
+  nb::gil_scoped_release release;
+  const Limits& limits = limits_of(name);
+  Buffer memory(bytes);
+  std::fill_n(static_cast<char*>(memory.data()), bytes, char{1});
+  const size_t part = bytes / threads / 64 * 64;
+  const Work read = [&](int t) { sink = limits.read(static_cast<const char*>(memory.data()) + part * t, part); };
+  Crew crew(threads);
+  const auto best = alternate(
+      crew, {read, [&](int) { limits.dot_int8(kPeakRounds); }, [&](int) { limits.dot_float(kPeakRounds); }}, repeats);
+  return {double(part * threads) / best[0], limits.dot_int8(kPeakRounds) * threads / best[1],
+          limits.dot_float(kPeakRounds) * threads / best[2]};
+}
+
 }  // namespace
 
 void register_bench(nb::module_& m) {
+  m.def("time_limits", time_limits, nb::arg("kernels"), nb::arg("bytes"), nb::arg("threads"), nb::arg("repeats"));
   m.def("time_matmul", time_matmul);
   m.def("time_attend", time_attend);
 }
