@@ -36,8 +36,8 @@ format: $(VENV)/.dev
 docs: $(VENV)/.dev  ## rewrite the generated reference pages
 	$(BIN)/python tools/generate_docs.py
 
-bench: $(VENV)/.dev $(VENV)/.demo-model  ## speed of the engine as ratios; see docs/benchmarks.md
-	$(BIN)/python benchmarks/decode_single.py
+bench: $(VENV)/.dev $(VENV)/.demo-model  ## speed of the engine as ratios; see docs/performance.md
+	$(BIN)/python benchmarks/profile_step.py
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/native_kernels.py
 

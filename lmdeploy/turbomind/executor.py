@@ -6,6 +6,7 @@ Owns the loaded model. Decides nothing: limits, threads and the number of blocks
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ from lmdeploy.models.rope import inverse_frequencies
 from lmdeploy.models.spec import LayerSpec, ModelSpec
 from lmdeploy.turbomind.cpus import choose_cpus
 from lmdeploy.turbomind.layout import ACTIVATIONS, InputLayout, LayerLayout, ModelLayout, model_layout
+from lmdeploy.turbomind.packed import read_weights
 from lmdeploy.turbomind.plan import rope_kinds
 from lmdeploy.turbomind.weights import load_weights
 
@@ -35,6 +37,14 @@ class NativeConfig:
     num_blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class OpTime:
+    """One operation over a whole step."""
+
+    seconds: float  # mean over threads
+    times: int  # how often a thread came to its end; of "barrier": how many there are
+
+
 class TurbomindExecutor:
     """Implements `engine.executor.Executor` on the CPU. ModelError when the model cannot be computed."""
 
@@ -46,7 +56,10 @@ class TurbomindExecutor:
         shape, limits = native_shape(spec, layout), native_limits(config)
         self._model: native.Model | None = Model(shape, limits, cpus, layout.nbytes)
         self._config, self._vocab_size = config, spec.vocab_size
-        load_weights(self._model, checkpoint, layout)
+        if checkpoint.packed is None:
+            load_weights(self._model, checkpoint, layout)
+        else:
+            read_weights(self._model, Path(checkpoint.source), checkpoint.packed, layout)
 
     def capabilities(self) -> Capabilities:
         """What the engine must know."""
@@ -82,6 +95,20 @@ class TurbomindExecutor:
         except (ValueError, IndexError, RuntimeError) as error:
             raise EngineError(f"the batch cannot be computed: {error}") from error
         return result
+
+    def set_profile(self, on: bool) -> None:
+        """Whether steps measure their operations, which costs nothing while off."""
+        if self._model is not None:
+            self._model.set_profile(on)
+
+    def profile(self) -> dict[str, OpTime]:
+        """Where the time of the last step went; empty while off. The seconds of all operations add up to the
+        time inside the step, since "barrier" is waiting for other threads."""
+        threads = [] if self._model is None else self._model.profile()
+        return {
+            entries[0][0]: OpTime(sum(e[1] for e in entries) / len(threads), max(e[2] for e in entries))
+            for entries in zip(*threads, strict=True)
+        }
 
     def close(self) -> None:
         """Free weights and cache."""

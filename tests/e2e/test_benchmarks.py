@@ -44,3 +44,8 @@ def test_bench_native_measures_resumes_and_names_what_is_missing(tmp_path: Path)
 
 def test_engine_overhead(tmp_path: Path) -> None:
     assert "| 1 x 512 |" in output("engine_overhead.py", "--steps", 20)
+
+
+def test_profile_step() -> None:
+    text = output("profile_step.py", "--decode", 1, "--context", 32, "--prefill", 0, "--steps", 4)
+    assert "decode, 1 sequences" in text
