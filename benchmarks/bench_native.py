@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from measure.extras import EXTRAS, run_extras
 from measure.machine import processor
 from measure.records import Key, Records
 from measure.report import write_report
@@ -154,6 +155,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rows", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--sides", nargs="+", help="such as 'lmdeploy auto'; default: all that are installed")
+    parser.add_argument("--extras", nargs="*", choices=EXTRAS, default=list(EXTRAS), help="other benchmarks")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory", type=float, default=12.0, help="GB that loaded engines may hold together")
@@ -177,6 +179,7 @@ def main() -> None:
         head = {"processor": processor(), "threads": args.threads, "date": time.strftime("%Y-%m-%d %H:%M")}
         records.add({"kind": "run", **head, "accuracies": ACCURACIES})
         Run(args, setup, records).all_rows()
+        run_extras(args.extras, records, setup.models, args)
     print(write_report(records, args.out))
 
 

@@ -88,11 +88,12 @@ LIMITS = {
 
 def test_limits_are_those_of_the_turn() -> None:
     decode = turn("lmdeploy auto", 0, decode=400.0, **LIMITS)
-    assert limit_ratio(CASES["decode1"], decode, 1) == pytest.approx(2.5e-3 / 2e-3)
+    assert limit_ratio(CASES["decode1"], decode, "auto") == pytest.approx(2.5e-3 / 2e-3)
     prefill = turn("lmdeploy fast", 0, prefill=300.0, **LIMITS)
-    assert limit_ratio(CASES["prefill512"], prefill, 1) == pytest.approx(0.6)
-    assert limit_ratio(CASES["prefill512"], prefill, 2) == pytest.approx(1.2)
-    assert limit_ratio(CASES["decode8"], decode, 1) is None
+    assert limit_ratio(CASES["prefill512"], prefill, "fast") == pytest.approx(0.6)
+    assert limit_ratio(CASES["prefill512"], prefill, "exact") == pytest.approx(1.2)
+    assert limit_ratio(CASES["prefill512"], prefill, "bf16") == pytest.approx(1.2)
+    assert limit_ratio(CASES["decode8"], decode, "auto") is None
 
 
 def written(path: Path, *records: dict[str, Any]) -> Records:
