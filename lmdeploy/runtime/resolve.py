@@ -39,6 +39,7 @@ from lmdeploy.runtime.memory_plan import (
     server_bytes,
     size,
 )
+from lmdeploy.speculative import SpeculativeConfig
 from lmdeploy.turbomind import kernel_sets
 from lmdeploy.turbomind.layout import model_layout
 from lmdeploy.turbomind.plan import native_plan
@@ -65,6 +66,7 @@ class RuntimeConfig:
     dtype: str  # of matrices and cache; "" in the native engine, which has its own
     engine: str  # the choice and its reason, for people
     enable_prefix_caching: bool
+    speculative: SpeculativeConfig | None  # its `model` is a path here
     plan: MemoryPlan
     notes: tuple[str, ...]  # what was decided for the user, one line each
     cautions: tuple[str, ...]  # where that is less than the user may expect
@@ -84,6 +86,7 @@ def resolve(
     model: str,
     config: EngineConfig | None = None,
     *,
+    speculative: SpeculativeConfig | None = None,
     machine: Machine | None = None,
     offers: Offers | None = None,
     server: bool = False,
