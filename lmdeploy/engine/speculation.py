@@ -97,7 +97,7 @@ class Speculation:
             return {}
         room, wanted = scheduler.max_tokens - len(seqs), []
         for lead, length in zip(leads, self._policy.lengths(leads, len(seqs)), strict=True):
-            if length and (count := scheduler.make_room(lead.seq, min(length, room))):
+            if length and (count := scheduler.room_for_drafts(lead.seq, min(length, room))):
                 wanted.append((lead, count))
                 room -= count
         counts = {}
