@@ -1,4 +1,4 @@
-"""The options of speculative decoding as users know them: a method, and a dictionary or class of its settings.
+"""The options of speculative decoding as users know them: a method and its settings, as class or dictionary.
 
 The spellings are those of other servers: the keys of a `speculative_config` dictionary, and the fields of
 LMDeploy's `SpeculativeConfig`. Knows no model and no machine.
@@ -16,6 +16,7 @@ from lmdeploy.errors import ConfigError
 from lmdeploy.field_checks import check_fields
 
 METHODS = ("ngram", "draft_model")
+DEFAULT_MOST, DEFAULT_LOOKUP_MAX, DEFAULT_LOOKUP_MIN = 8, 5, 2
 
 
 def _field(default: Any, help: str, **rules: Any) -> Any:
@@ -31,21 +32,36 @@ class SpeculativeConfig:
 
     method: str | None = _field(
         None,
-        "where guesses come from: ngram (what followed the same tokens in the prompt or the answer before) or "
+        "where guesses come from: ngram (what followed the same tokens before, in prompt or answer) or "
         "draft_model (a smaller model, given as `model`)",
         choices=METHODS,
     )
     model: str = _field(
-        "", "draft_model: directory, GGUF file or hub id of a model with the same vocabulary", kind=str, path=True
+        "",
+        "draft_model: directory, GGUF file or hub id of a model with the same vocabulary",
+        kind=str,
+        path=True,
     )
     num_speculative_tokens: int | None = _field(
-        None, "most guesses of a sequence in a step; fewer are taken where more do not pay", kind=int, low=1, high=64
+        None,
+        f"most guesses of a sequence in a step, fewer where more do not pay; default {DEFAULT_MOST}",
+        kind=int,
+        low=1,
+        high=64,
     )
     prompt_lookup_max: int | None = _field(
-        None, "ngram: most tokens compared to find the place to go on from", kind=int, low=1, high=64
+        None,
+        f"ngram: most tokens compared to find the place to go on from; default {DEFAULT_LOOKUP_MAX}",
+        kind=int,
+        low=1,
+        high=64,
     )
     prompt_lookup_min: int | None = _field(
-        None, "ngram: fewest tokens that must be the same", kind=int, low=1, high=64
+        None,
+        f"ngram: fewest tokens that must be the same; default {DEFAULT_LOOKUP_MIN}",
+        kind=int,
+        low=1,
+        high=64,
     )
 
     def __post_init__(self) -> None:
@@ -54,29 +70,41 @@ class SpeculativeConfig:
             if not self.model:
                 raise _wrong("needs a method: " + " or ".join(METHODS), "method")
             object.__setattr__(self, "method", "draft_model")
-        if self.method == "draft_model" and not self.model:
-            raise _wrong("the method draft_model needs a model", "model")
-        if self.method == "ngram":
-            self._fill_lookup()
-        elif self.prompt_lookup_max is not None or self.prompt_lookup_min is not None:
-            raise _wrong("prompt_lookup_max and prompt_lookup_min belong to the method ngram", "prompt_lookup_max")
-        if self.num_speculative_tokens is None:
-            object.__setattr__(self, "num_speculative_tokens", 8 if self.method == "ngram" else 4)
-
-    def _fill_lookup(self) -> None:
-        if self.model:
-            raise _wrong("the method ngram takes no model", "model")
-        longest = self.prompt_lookup_max or max(5, self.prompt_lookup_min or 0)
-        shortest = self.prompt_lookup_min or min(2, longest)
-        if shortest > longest:
+        if (self.method == "draft_model") != bool(self.model):
+            what = "needs" if self.method == "draft_model" else "takes no"
+            raise _wrong(f"with the method {self.method} {what} model", "model")
+        if self.method != "ngram" and (self.prompt_lookup_max or self.prompt_lookup_min):
             raise _wrong(
-                f"prompt_lookup_min={shortest} is larger than prompt_lookup_max={longest}", "prompt_lookup_min"
+                "has keys of the method ngram: prompt_lookup_max, prompt_lookup_min", "prompt_lookup_max"
             )
-        object.__setattr__(self, "prompt_lookup_max", longest)
-        object.__setattr__(self, "prompt_lookup_min", shortest)
+        if self.lookup_min > self.lookup_max:
+            raise _wrong(
+                f"has a prompt_lookup_min={self.lookup_min} larger than prompt_lookup_max={self.lookup_max}",
+                "prompt_lookup_min",
+            )
+
+    @property
+    def most(self) -> int:
+        """Guesses of a sequence in a step, at most."""
+        return self.num_speculative_tokens or DEFAULT_MOST
+
+    @property
+    def lookup_max(self) -> int:
+        return self.prompt_lookup_max or max(DEFAULT_LOOKUP_MAX, self.prompt_lookup_min or 0)
+
+    @property
+    def lookup_min(self) -> int:
+        return self.prompt_lookup_min or min(DEFAULT_LOOKUP_MIN, self.lookup_max)
+
+    def line(self) -> str:
+        """For the account at start."""
+        source = self.model or f"prompt lookup by {self.lookup_min} to {self.lookup_max} tokens"
+        return f"up to {self.most} tokens ahead, from {source}"
 
 
-def speculative_config(value: SpeculativeConfig | Mapping[str, Any] | str | None) -> SpeculativeConfig | None:
+def speculative_options(
+    value: SpeculativeConfig | Mapping[str, Any] | str | None,
+) -> SpeculativeConfig | None:
     """The configuration that a class, a dictionary or its JSON text stands for. Raises ConfigError."""
     if value is None or isinstance(value, SpeculativeConfig):
         return value
@@ -89,7 +117,9 @@ def speculative_config(value: SpeculativeConfig | Mapping[str, Any] | str | None
         raise _wrong(f"must be a dictionary, not {type(value).__name__}", "speculative_config")
     names = {field.name for field in dataclasses.fields(SpeculativeConfig)}
     if unknown := sorted(str(key) for key in value if key not in names):
-        raise _wrong(f"has unknown keys: {', '.join(unknown)}; known are {', '.join(sorted(names))}", unknown[0])
+        raise _wrong(
+            f"has unknown keys: {', '.join(unknown)}; known are {', '.join(sorted(names))}", unknown[0]
+        )
     return SpeculativeConfig(**value)
 
 

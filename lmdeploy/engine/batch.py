@@ -1,11 +1,11 @@
 """The one message from the engine to an executor, and the answer.
 
-A `Batch` is ragged: prefill chunks and decode rows are the same thing, a row of one or more new tokens of one
-sequence. A row may end in drafts, tokens that are only supposed to come next: then a token is drawn at the last
-real one and at each draft, with the position, bias and history it has if the drafts before it are right. A batch
-carries everything an executor needs; executors keep weights and cache blocks, never batches.
-`Packer` builds it from planned rows.
-T = new tokens in all rows, R = rows, S = positions at which logits are wanted ("samples").
+A `Batch` is ragged: prefill chunks and decode rows are the same thing, a row of one or more new tokens of
+one sequence. A row may end in drafts, tokens that are only supposed to come next: then a token is drawn at
+the last real one and at each draft, with the position, bias and history it has if the drafts before it are
+right. A batch carries everything an executor needs; executors keep weights and cache blocks, never batches.
+`Packer` builds it from planned rows. T = new tokens in all rows, R = rows, S = positions at which logits are
+wanted ("samples").
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import numpy.typing as npt
 
 from lmdeploy.engine.request import Request, SamplingParams, Sequence
 
-Row = tuple[Sequence, int]  # a sequence and how many of its tokens to compute, drafts behind the last included
+Row = tuple[
+    Sequence, int
+]  # a sequence and how many of its tokens to compute, drafts behind the last included
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]

@@ -179,7 +179,7 @@ class Engine:
     def _accept_drafts(
         self, seq: Sequence, drafts: list[int], result: StepResult, drawn: range, event: TokenEvent
     ) -> None:
-        """What was drawn at a draft counts if the draft, and each before it, is the token drawn in its place."""
+        """What was drawn at a draft counts if each draft so far is the token drawn in its place."""
         first = seq.length
         for draft, sample in zip(drafts, drawn, strict=True):
             if event.finish_reason is not None or seq.last_token != draft or not result.finite[sample]:

@@ -1,4 +1,4 @@
-"""Drafts without a second model: what followed the last few tokens where they stood before in prompt or answer.
+"""Drafts without a second model: what followed the last few tokens where prompt or answer had them before.
 
 Summaries, corrections and code edits say again what they were given; most other text does not, and yields no
 lead. The search is one NumPy pass over the tokens for each sequence and step, and keeps no index.
@@ -15,9 +15,10 @@ _CANDIDATES = 32  # latest places that are compared in full
 
 
 class PromptLookup:
-    """Matches the last `shortest` to `longest` tokens. The kind of a lead is how many more than `shortest` match.
+    """Matches the last `shortest` to `longest` tokens; a lead's kind is how many more than `shortest` match.
 
-    Of the longest matches the latest is followed; where it reaches the end of the text, it is taken to repeat.
+    Of the longest matches the latest is followed; where it reaches the end of the text, it is taken to
+    repeat.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:
@@ -39,7 +40,9 @@ class PromptLookup:
         best, longest = 0, 0
         for place in (places[: -_CANDIDATES - 1 : -1] + n).tolist():
             size = n
-            while size < self._longest and place > size and tokens[place - size - 1] == tokens[end - size - 1]:
+            while (
+                size < self._longest and place > size and tokens[place - size - 1] == tokens[end - size - 1]
+            ):
                 size += 1
             if size > longest:
                 best, longest = place, size

@@ -174,7 +174,9 @@ class Sequence:
         self.wait_key: bytes | None = None  # block another sequence is computing for this one
         self.preempted = False  # lost its blocks at least once
         self.cached_tokens = 0  # prompt tokens not computed when first admitted
-        self.draft_rates: list[float] | None = None  # how often its drafts are right, owned by draft_policy.py
+        self.draft_rates: list[float] | None = (
+            None  # how often its drafts are right, owned by draft_policy.py
+        )
         self.scores_prompt = request.prompt_logprobs is not None
         self.prompt_scores: list[TokenLogprobs] = []  # of prompt positions 1, 2, ...
         self.packed: tuple[bytes, bytes] | None = None  # sampling columns of this request, owned by batch.py
@@ -207,7 +209,7 @@ class Sequence:
         return range(max(self.num_computed, len(self.prompt_scores)), stop)
 
     def num_draws(self, num_new: int) -> int:
-        """How many tokens are drawn when the next `num_new` are computed: one behind the last, one each draft."""
+        """Tokens drawn when the next `num_new` are computed: one behind the last, one behind each draft."""
         return max(self.num_computed + num_new - self.length + 1, 0)
 
     def put_drafts(self, token_ids: list[int]) -> None:

@@ -64,7 +64,7 @@ class Scheduler:
         return self._rows()
 
     def room_for_drafts(self, seq: Sequence, wanted: int) -> int:
-        """Give a planned sequence blocks for `wanted` drafts, never at the cost of others; how many have room.
+        """Give a planned sequence blocks for `wanted` drafts, none that others need; how many have room.
 
         A draft takes no place behind the last token the request may have, nor where bans of ids would change.
         """
@@ -163,12 +163,8 @@ class Scheduler:
         rows = [(s, 1) for s in self.running if s.length - s.num_computed == 1]
         if len(rows) == len(self.running):
             return rows
-<<<<<<< HEAD
-        budget = min(self._max_prefill, self.max_tokens - len(rows))
-=======
         budget = min(self._max_prefill, self.max_tokens - len(rows))
         gap = self._stream_gap(rows)
->>>>>>> main
         for seq in self.running:
             wanted = min(seq.length - seq.num_computed, budget)
             if seq.length - seq.num_computed > 1 and wanted > 0:

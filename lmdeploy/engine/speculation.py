@@ -1,9 +1,9 @@
-"""Speculative decoding: rows that go on with drafts, tokens which may come next, so that one step can bring several.
+"""Speculative decoding: rows go on with drafts, tokens that may come next, so that a step brings several.
 
 The executor draws a token at the last real token and at each draft, each with the random numbers of its own
 position. A draft is right while it is the very token drawn in its place, so an answer is the same with and
-without drafts, bit for bit; only the steps it takes differ. Owns the order of things within a step. Where drafts
-come from is a `Proposer`'s business, how many are worth computing a `Policy`'s.
+without drafts, bit for bit; only the steps it takes differ. Owns the order of things within a step. Where
+drafts come from is a `Proposer`'s business, how many are worth computing a `Policy`'s.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ class Policy(Protocol):
 class Speculation:
     """Extends steps of decode rows by drafts. `clock` gives seconds; without one no step is measured."""
 
-    def __init__(
-        self, proposer: Proposer, policy: Policy, clock: Callable[[], float] | None = None
-    ) -> None:
+    def __init__(self, proposer: Proposer, policy: Policy, clock: Callable[[], float] | None = None) -> None:
         self._proposer = proposer
         self._policy = policy
         self._clock = clock
