@@ -1,10 +1,10 @@
-"""Decode of one sequence with and without speculative decoding, on text that repeats its context and text that does not.
+"""Decode of one sequence with and without speculation, on text that repeats its context and on other text.
 
     python benchmarks/speculative.py [MODEL] [--config JSON] [--pairs 15] [--tokens 192]
 
-Both engines share one executor in this process and answer the same requests in turns. Decode is the time from a
-request's first token to its last; ratio = plain time / speculative time, median over pairs with the 5th and 95th
-percentile. Answers are compared token by token.
+Both engines share one executor in this process and answer the same requests in turns. Decode is the time from
+a request's first token to its last; ratio = plain time / speculative time, median over pairs with the 5th and
+95th percentile. Answers are compared token by token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lmdeploy.runtime.generate import Frontend, load_frontend
 from lmdeploy.runtime.resolve import resolve
 from lmdeploy.speculative import speculative_options
 
-CODE = '''
+CODE = """
 class Account:
     def __init__(self, owner, balance):
         self.owner = owner
@@ -44,12 +44,12 @@ class Account:
             raise ValueError("the balance is too small")
         self.balance = self.balance - amount
         return self.balance
-'''
-NEWS = """The river rose by two metres in a single night, and the old bridge in the middle of the town was closed in
-the morning. Engineers of the county looked at the pillars and found no damage, but they want to wait until the water
-has fallen before cars may use it again. The market on the south bank takes place as planned. The school bus goes
-around by the motorway bridge, which adds twenty minutes to the way. The mayor thanked the volunteers who filled four
-thousand sandbags before midnight."""
+"""
+NEWS = """The river rose by two metres in a single night, and the old bridge in the middle of the town
+was closed in the morning. Engineers of the county looked at the pillars and found no damage, but they
+want to wait until the water has fallen before cars may use it again. The market on the south bank takes
+place as planned. The school bus goes around by the motorway bridge, which adds twenty minutes to the
+way. The mayor thanked the volunteers who filled four thousand sandbags before midnight."""
 
 # name, prompt, temperature
 CASES = (
@@ -80,8 +80,8 @@ def compare(args: argparse.Namespace, frontend: Frontend, plain: Engine, specula
         ids = frontend.chat_ids([{"role": "user", "content": prompt}])
         ratios, before, count = [], speculative.stats().totals, 0
         for pair in range(args.pairs):
-            sampling = {"temperature": temperature, "random_seed": pair} if temperature else {"do_sample": False}
-            config = GenerationConfig(max_new_tokens=args.tokens, ignore_eos=True, **sampling)
+            sampling = {"temperature": temperature, "do_sample": temperature > 0, "random_seed": pair}
+            config = GenerationConfig(max_new_tokens=args.tokens, **sampling)
             request = frontend.request(f"{name} {pair}", ids, config)
             sides = [plain, speculative] if pair % 2 else [speculative, plain]
             seconds = {id(side): decode_seconds(side, request) for side in sides}
@@ -102,7 +102,9 @@ def compare(args: argparse.Namespace, frontend: Frontend, plain: Engine, specula
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", type=Path, help="default: the demo model")
     parser.add_argument("--config", default='{"method": "ngram"}', metavar="JSON", help="speculative_config")
     parser.add_argument("--pairs", type=int, default=15)

@@ -62,17 +62,6 @@ def every_draft_counts_as_right(patch: Patch) -> None:
 
 
 @fault
-def a_wrong_draft_stays_in_the_cache(patch: Patch) -> None:
-    def change(_: None, engine: Engine, seq: Sequence, *rest: Any) -> None:
-        if seq in engine._scheduler.running:
-            seq.num_computed += 1
-            engine._cache.publish(seq)
-            seq.num_computed -= 1
-
-    after(patch, Engine, "_accept_drafts", change)
-
-
-@fault
 def hash_ignores_the_parent(patch: Patch) -> None:
     original = prefix_cache.block_key
     patch.setattr(prefix_cache, "block_key", lambda parent, tokens: original(b"", tokens))

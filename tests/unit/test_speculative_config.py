@@ -34,7 +34,7 @@ def test_one_bound_of_the_lookup_moves_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "given, words",
+    ("given", "words"),
     [
         ({"method": "eagle3"}, "method='eagle3': must be one of ngram, draft_model"),
         ({"num_speculative_tokens": 3}, "needs a method: ngram or draft_model"),
