@@ -96,6 +96,10 @@ class Fields:
         self._read.add(key)
         return self._values.get(self._prefix + key)
 
+    def absent(self, key: str) -> bool:
+        """Whether the description does not have the key at all; null is a value ("none of it")."""
+        return self._prefix + key not in self._values
+
     def fail(self, key: str, what: str) -> ModelError:
         return ModelError(f"{self.source}: {self._prefix}{key} {what}.")
 

@@ -34,6 +34,7 @@ from lmdeploy.models.files import ModelFiles, locate, read_json
 from lmdeploy.models.formats import QUANTISED_FORMATS, scheme_of
 from lmdeploy.models.formats.module import Scheme
 from lmdeploy.models.gguf import GGUFFile
+from lmdeploy.models.packed import is_packed, open_packed, read_packed
 from lmdeploy.models.quantised_store import QuantisedStore
 from lmdeploy.models.safetensors_dir import SafetensorsStore
 from lmdeploy.models.spec import ModelSpec
@@ -67,6 +68,8 @@ _BY_GGUF = {name: family for family in FAMILIES for name in family.gguf_architec
 
 def load_spec(path: str | Path) -> ModelSpec:
     """The spec of the model at `path`; reads headers only. ModelError when it is damaged or unsupported."""
+    if is_packed(path):
+        return read_packed(Path(path)).spec
     files = locate(path)
     if files.format == "hf":
         return _hf_spec(files)[1]
@@ -81,6 +84,8 @@ def open_checkpoint(path: str | Path, model_format: str | None = None) -> Checkp
 
     model_format must agree with the files ("hf": not quantised); None takes what is there.
     """
+    if is_packed(path):
+        return open_packed(path, model_format)
     files = locate(path)
     if files.format == "hf":
         family, spec, scheme = _hf_spec(files)

@@ -13,7 +13,6 @@ from lmdeploy.models.families.names import (
     layer_names,
 )
 from lmdeploy.models.fields import Fields
-from lmdeploy.models.rope import rope_from_hf
 from lmdeploy.models.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec
 
 HF_GLM: NameTable = {
@@ -31,8 +30,8 @@ HF_GLM: NameTable = {
 
 def parts_from_hf(config: Fields) -> tuple[Sizes, AttentionSpec, FfnSpec]:
     """What all GLM models have in common."""
-    sizes = hf_sizes(config, eps=1.5625e-07, max_position=131072)
-    rope = rope_from_hf(config, sizes.head_dim, partial=0.5)
+    sizes = hf_sizes(config, eps=1.5625e-07, max_position=131072, kv_heads=2, head_dim=128)
+    rope = sizes.hf_rope(config, partial=0.5)
     attention = sizes.attention(rope, qkv_bias=config.flag("attention_bias", True))
     return sizes, attention, FfnSpec(sizes.intermediate, activation(config))
 
