@@ -105,7 +105,8 @@ def resolve(
     path = resolve_model_path(model, revision=config.revision, download_dir=config.download_dir)
     checkpoint = open_checkpoint(path, config.model_format)
     try:
-        choice = choose_engine(config, offers, refusal := _native_refusal(checkpoint, config.dtype))
+        refusal, packed = _native_refusal(checkpoint, config.dtype), checkpoint.packed is not None
+        choice = choose_engine(config, offers, refusal, packed)
         try:
             return _resolve(model, path, checkpoint, config, speculative, machine, choice, server)
         except CapacityError as error:
