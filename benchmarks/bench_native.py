@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import fcntl
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -169,6 +170,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; the same command goes on from here"))
     file = args.out / "records.jsonl"
     if args.fresh:
         file.unlink(missing_ok=True)

@@ -18,9 +18,8 @@ from measure.targets import Target, targets
 def write_report(records: Records, out: Path) -> str:
     """Writes results.md, results.json and chart.svg into `out`; the Markdown is returned."""
     results = Results(records)
-    text = "\n\n".join(
-        part for part in (_head(records, results), *_tables(results), _failures(results)) if part
-    )
+    parts = (_head(records, results), *_tables(records, results), _failures(results), *_extras(records))
+    text = "\n\n".join(part for part in parts if part)
     out.mkdir(parents=True, exist_ok=True)
     for name, content in (
         ("results.md", text + "\n"),
@@ -136,9 +135,5 @@ def _plain(records: Records, results: Results) -> dict[str, Any]:
         {"what": t.what, "bound": t.bound, "at_least": t.at_least, "value": t.value, "verdict": t.verdict}
         for t in [*targets(results), *targets_of_extras(records)]
     ]
-    return {
-        "runs": records.of_kind("run"),
-        "targets": judged,
-        "rows": rows,
-        "failures": records.of_kind("failure"),
-    }
+    kept = {kind: records.of_kind(kind) for kind in ("run", "failure", "extra")}
+    return {**kept, "targets": judged, "rows": rows}

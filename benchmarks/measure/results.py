@@ -91,9 +91,8 @@ class Results:
 def limit_ratio(case: Case, record: Record, variant: str) -> float | None:
     """`exact` computes every product twice, so its peak is half; bf16 weights use the 16-bit dot product."""
     if case.name.startswith("prefill"):
-        peak = {"exact": record["int8_peak"] / 2, "bf16": record["float_peak"]}.get(
-            variant, record["int8_peak"]
-        )
+        int8 = record["int8_peak"]
+        peak = {"exact": int8 / 2, "bf16": record["float_peak"]}.get(variant, int8)
         return 2 * float(record["linear_parameters"]) * float(record["prefill"]) / float(peak)
     if case.sequences == 1:
         context = case.prompt + case.new / 2
