@@ -112,7 +112,7 @@ void bf16_tile(const Matrix& w, const Activations& a, int tile, int row, float* 
   float result[kTile] = {};
   for (int k = 0; k < w.k_padded; ++k) {
     const size_t at = plane_index(a, row, k, 2);
-    const float value = bf16_to_float(a.bf_hi[at]) + bf16_to_float(a.bf_lo[at]);
+    const float value = bf16_to_float(a.bf_hi[at]) + (a.bf_lo ? bf16_to_float(a.bf_lo[at]) : 0);
     for (int c = 0; c < kTile; ++c) result[c] += bf16_at(w, tile * kTile + c, k) * value;
   }
   memcpy(out, result, sizeof result);
@@ -167,7 +167,7 @@ void prepare(const float* x, const Activations& a, int row, int k_begin, int cou
       const uint16_t high = float_to_bf16(value);
       const size_t at = plane_index(a, row, k, 2);
       a.bf_hi[at] = high;
-      a.bf_lo[at] = float_to_bf16(value - bf16_to_float(high));
+      if (a.bf_lo) a.bf_lo[at] = float_to_bf16(value - bf16_to_float(high));
     }
 }
 
