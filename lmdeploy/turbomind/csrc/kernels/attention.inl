@@ -143,12 +143,6 @@ static void scores(Chunk& c, const int32_t* q) {
   for (; tile < c.tiles; ++tile) score_tiles<BITS, P, 1>(c, q, tile);
 }
 
-INLINE Vec capped(Vec score, float softcap) {
-  // cap * tanh(s / cap), tanh(t) = 1 - 2 / (exp(2 t) + 1)
-  const Vec e = exp(mul(score, splat(2.0f / softcap)));
-  return mul(splat(softcap), sub(splat(1.0f), div(splat(2.0f), add(e, splat(1.0f)))));
-}
-
 // ---- softmax ----
 
 // The chunk's scores of one pair as numbers, capped, -infinity where it sees nothing. Returns the largest.
