@@ -1,8 +1,9 @@
 """Drafts from a second, smaller model of the same vocabulary, with an executor and cache blocks of its own.
 
 It says what it would say in the place of the first one: with the same sampling, bans, penalties and random
-numbers, so that both draw the same where they think alike. Each sequence has a shadow here, which catches up with
-what was really drawn before it goes on with drafts; keys and values of drafts that proved right are kept.
+numbers, so that both draw the same where they think alike. Each sequence has a shadow here, which catches up
+with what was really drawn before it goes on with drafts; keys and values of drafts that proved right are
+kept.
 """
 
 from __future__ import annotations
@@ -16,19 +17,26 @@ from lmdeploy.engine.executor import Executor
 from lmdeploy.engine.prefix_cache import PrefixCache
 from lmdeploy.engine.request import Sequence
 from lmdeploy.engine.speculation import Lead
+from lmdeploy.engine.stopping import Bias
 from lmdeploy.errors import EngineDeadError, EngineError
 
-_AT_ONCE = 64  # tokens to catch up with: more are read in a step that brings no drafts, as part of no draft's cost
+# Tokens to catch up with. More of them are read in a step without drafts, and so are in no draft's cost.
+_AT_ONCE = 64
 
 
 class DraftModel:
-    """A `speculation.Proposer`. A sequence for which its cache or a step has no room gets no drafts for now."""
+    """A `speculation.Proposer`. A sequence for which its cache or a step has no room gets no drafts for now.
+
+    `vocab_size` is the first model's: of two models with one vocabulary either may have more rows, for
+    padding.
+    """
 
     num_kinds = 1
 
-    def __init__(self, executor: Executor, enable_prefix_caching: bool) -> None:
+    def __init__(self, executor: Executor, enable_prefix_caching: bool, vocab_size: int) -> None:
         self.executor = executor
         self._caps = executor.capabilities()
+        self._vocab_size = min(vocab_size, self._caps.vocab_size)
         self.cache = PrefixCache(self._caps.num_blocks, self._caps.block_size, enable_prefix_caching)
         self._packer = Packer(self._caps.block_size)
         self._shadows: dict[Sequence, Sequence] = {}
@@ -75,7 +83,7 @@ class DraftModel:
                 self.cache.publish(shadow)
             if draws and not result.finite[sample]:
                 self.cache.retract(shadow)
-            elif draws and counts[shadow]:
+            elif draws and counts[shadow] and int(result.token_ids[sample]) < self._vocab_size:
                 shadow.append_token(int(result.token_ids[sample]))
                 drafts[shadow].append(shadow.last_token)
                 if len(drafts[shadow]) < counts[shadow]:
@@ -84,8 +92,10 @@ class DraftModel:
         return more
 
     def _caught_up(self, seq: Sequence, count: int) -> Sequence | None:
-        """The shadow with all real tokens and blocks for `count` drafts; None when there are not enough blocks."""
+        """The shadow with all real tokens and blocks for `count` drafts; None when that is not possible."""
         shadow = self._shadows.get(seq)
+        if seq.tokens[shadow.length if shadow else 0 : seq.length].max() >= self._vocab_size:
+            return None
         if shadow is None:
             shadow = self._shadows[seq] = self._shadow(seq)
         self._follow(shadow, seq)
@@ -115,8 +125,15 @@ class DraftModel:
         right = shadow.length + (int(wrong[0]) if len(wrong) else len(guessed))
         for token in new.tolist():
             shadow.append_token(token)
-        shadow.bias = seq.bias
+        shadow.bias = self._bias(seq)
         shadow.num_computed = min(shadow.num_computed, right, shadow.length - 1)
+
+    def _bias(self, seq: Sequence) -> Bias | None:
+        if seq.bias is None:
+            return None
+        ids, values = seq.bias
+        known = ids < self._vocab_size
+        return ids[known], values[known]
 
     def _take_back(self, shadow: Sequence, length: int) -> None:
         """Leave drafts behind the last real token, where `_follow` compares them, but count them no more."""

@@ -117,7 +117,9 @@ class AdaptivePolicy:
             self._priors[lead.kind] += _STEP_OF_PRIOR * (right - self._priors[lead.kind])
         self._pay(-accepted / self._rows)
 
-    def measure(self, num_rows: int, num_drafts: int, deepest: int, drafting: float, computing: float) -> None:
+    def measure(
+        self, num_rows: int, num_drafts: int, deepest: int, drafting: float, computing: float
+    ) -> None:
         """Costs of the step that has just run."""
         self._costs.measure(num_rows, num_drafts, computing)
         plain = self._costs.plain(num_rows)

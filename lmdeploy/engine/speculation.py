@@ -64,9 +64,11 @@ class Policy(Protocol):
         """What came of a lead that was followed."""
         ...
 
-    def measure(self, num_rows: int, num_drafts: int, deepest: int, drafting: float, computing: float) -> None:
-        """Seconds that a step of decode rows took: for finding drafts, the most for one sequence being `deepest`,
-        and for computing all."""
+    def measure(
+        self, num_rows: int, num_drafts: int, deepest: int, drafting: float, computing: float
+    ) -> None:
+        """Seconds that a step of decode rows took: finding drafts, at most `deepest` for one sequence, and
+        computing all."""
         ...
 
 

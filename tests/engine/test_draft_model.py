@@ -17,7 +17,7 @@ from lmdeploy.errors import EngineError
 
 
 def speculating(draft: FakeExecutor, most: int = 4, **executor: Any) -> tuple[Engine, DraftModel]:
-    model = DraftModel(draft, enable_prefix_caching=True)
+    model = DraftModel(draft, enable_prefix_caching=True, vocab_size=1000)
     policy = Guesses(lambda request: [], most)
     return Engine(FakeExecutor(**({"block_size": 4} | executor)), None, Speculation(model, policy)), model
 
@@ -73,7 +73,7 @@ def test_prompts_of_equal_beginning_are_read_once() -> None:
 
 def test_a_long_prompt_is_read_in_steps_of_the_draft_model() -> None:
     seen: list[int] = []
-    draft = FakeExecutor(rewrites=True, block_size=4, max_step_tokens=16, on_step=lambda batch: seen.append(batch.num_tokens))
+    draft = FakeExecutor(4, max_step_tokens=16, rewrites=True, on_step=lambda b: seen.append(b.num_tokens))
     engine, _ = speculating(draft)
     asked = request("a", range(100), 40)
     engine.add(asked)
@@ -123,7 +123,7 @@ def test_a_slow_useless_draft_model_is_left_alone() -> None:
     draft = FakeExecutor(
         rewrites=True, block_size=4, num_blocks=400, script=(999,) * 400, on_step=lambda b: spend(0.5)
     )
-    model = DraftModel(draft, enable_prefix_caching=True)
+    model = DraftModel(draft, enable_prefix_caching=True, vocab_size=1000)
     engine = Engine(target, None, Speculation(model, AdaptivePolicy(1, 4), lambda: now))
     engine.add(request("a", [1, 2, 3], 400))
     drain(engine)

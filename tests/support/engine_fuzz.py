@@ -206,7 +206,7 @@ class Run:
             poison_id=POISON,
             rewrites=True,
         )
-        return DraftModel(executor, case.options.enable_prefix_caching)
+        return DraftModel(executor, case.options.enable_prefix_caching, VOCAB)
 
     def _add(self, request: Request) -> None:
         self.engine.add(request)
