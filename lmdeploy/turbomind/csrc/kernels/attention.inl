@@ -299,6 +299,17 @@ INLINE void fetch_values(const Chunk& c, int value_tile, int part, int parts) {
     for (int at = 0; at < value_tile; at += 128) __builtin_prefetch(c.next_values[t] + at, 0, 2);
 }
 
+// Where tile t of the next chunk lies, from `token` on. Its scales and offsets are fetched now: a chunk begins with
+// them.
+INLINE void place_next(const AttentionItem& item, int token, int t, Chunk& c) {
+  const KvLayer& kv = *item.kv;
+  uint8_t* head = head_of(item, token);
+  c.next_keys[t] = head + token % kv.block_size / kTile * kv.key_tile;
+  c.next_values[t] = values_of(item, token);
+  const uint16_t* factors = factors_of(kv, head) + token % kv.block_size;
+  for (int i = 0; i < (kv.bits == 16 ? 2 : 4); ++i) __builtin_prefetch(factors + i * kv.block_size, 0, 3);
+}
+
 // Places the chunk starting at `begin`; false when no pair sees any of it.
 static bool place_chunk(const AttentionItem& item, int pair, int pairs, int begin, Chunk& c) {
   const KvLayer& kv = *item.kv;
@@ -319,9 +330,9 @@ static bool place_chunk(const AttentionItem& item, int pair, int pairs, int begi
     uint8_t* head = head_of(item, token);
     c.keys[t] = head + token % kv.block_size / kTile * kv.key_tile;
     c.values[t] = values_of(item, token);
-    c.next_keys[t] =
-        next < item.kv_ahead ? head_of(item, next) + next % kv.block_size / kTile * kv.key_tile : c.keys[t];
-    c.next_values[t] = next < item.kv_ahead ? values_of(item, next) : c.values[t];
+    c.next_keys[t] = c.keys[t];
+    c.next_values[t] = c.values[t];
+    if (next < item.kv_ahead) place_next(item, next, t, c);
     const uint16_t* factors = factors_of(kv, head) + token % kv.block_size;
     for (int i = 0; i < (kv.bits == 16 ? 2 : 4); ++i)
       store(c.factors[i] + t * kTile, load_bf16(factors + i * kv.block_size));
