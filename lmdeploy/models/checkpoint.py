@@ -45,10 +45,14 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a canonical tensor is found: a tensor of the file, and which of its rows in which order."""
+    """Where a canonical tensor is found: a tensor of the file, and which of its rows in which order.
+
+    otherwise: where it is in files that have no such tensor.
+    """
 
     name: str
     rows: Callable[[ModelSpec, int], Rows] | None = None  # given the spec and the layer number
+    otherwise: Source | None = None
 
 
 NameTable = Mapping[str, Source]  # canonical name -> source; both may hold {i}, the layer number
@@ -123,9 +127,11 @@ class Checkpoint:
         store: Store,
         table: NameTable,
         ignored: Callable[[str], bool],
+        notes: tuple[str, ...] = (),
         packed: Packed | None = None,
     ) -> None:
-        self.spec, self._store = spec, store
+        """ignored: whether a tensor of the files may be there unread. notes: what else is to be said."""
+        self.spec, self._store, self._notes = spec, store, notes
         self.packed = packed  # set when `source` is a folder in packed form: then no tensor can be read
         self._sources = _resolve(spec, store, table, ignored)
 
@@ -136,8 +142,8 @@ class Checkpoint:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is not held as the files have it, one line each, for the start-up account."""
-        return self._store.notes
+        """What is not read, or not held as the files have it, one line each, for the start-up account."""
+        return (*self._notes, *self._store.notes)
 
     @property
     def model_format(self) -> str:
@@ -220,6 +226,8 @@ def _resolve(
     for name, shape in spec.tensors():
         layer, pattern = _pattern(name)
         source = table[pattern]
+        if source.otherwise is not None and source.otherwise.name.format(i=layer) in present:
+            source = source.otherwise
         found = source.name.format(i=layer)
         if found not in present:
             raise ModelError(f"{store.source}: tensor {found!r} is missing{_similar(found, present)}.")

@@ -77,7 +77,7 @@ def open_packed(path: str | Path, model_format: str | None) -> Checkpoint:
             f" {packed.model_format!r} files; leave it out."
         )
     store = PackedStore(directory, packed)
-    return Checkpoint(packed.spec, store, _Identity(), lambda _: False, packed)
+    return Checkpoint(packed.spec, store, _Identity(), lambda _: False, packed=packed)
 
 
 def read_packed(directory: Path) -> Packed:

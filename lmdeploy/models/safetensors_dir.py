@@ -73,7 +73,8 @@ class SafetensorsStore:
         self.source = str(directory)
         self._places: dict[str, _Place] = {}
         shards = _shards(directory)
-        self.files = (directory / "config.json", *shards)
+        old = directory / "quantize_config.json"
+        self.files = (directory / "config.json", *([old] if is_there(old) else []), *shards)
         for shard, names in shards.items():
             self._open(shard, names)
 

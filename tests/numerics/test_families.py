@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 import torch
 from family_executors import EXECUTORS
-from family_models import bfloat16, config_of, expected_logits, old_spelling, tiny, write_gguf, write_hf
+from family_models import (
+    bfloat16,
+    config_of,
+    expected_logits,
+    gguf_tensors,
+    old_spelling,
+    tiny,
+    write_gguf,
+    write_hf,
+)
 from family_rows import ROWS, Row
 
 from lmdeploy.models.registry import FAMILIES, load_spec, open_checkpoint
@@ -81,6 +90,22 @@ def test_weights_beyond_float16_do_not_overflow(executor: str, tmp_path: Path) -
     checkpoint = open_checkpoint(write_hf(tmp_path, config_of(model), bfloat16(model)))
     wanted = expected_logits(model, IDS)
     assert case.error(case.make(checkpoint, checkpoint.spec)(IDS, STEPS), wanted) < case.tolerance
+
+
+@pytest.mark.parametrize(("name", "arch"), [("glm", "chatglm"), ("glm4", "glm4")])
+def test_gguf_files_with_one_matrix_for_queries_keys_and_values(name: str, arch: str, tmp_path: Path) -> None:
+    """As converters of GLM write it that start from the model's own files: all queries, keys, values."""
+    model = tiny(ROWS[name].model, **{**ROWS[name].options, "attention_bias": True})
+    apart = gguf_tensors(model, arch)
+    fused = {k: v for k, v in apart.items() if not any(f"attn_{x}." in k for x in "qkv")}
+    for i in range(model.config.num_hidden_layers):
+        for kind in ("weight", "bias"):
+            parts = [apart[f"blk.{i}.attn_{x}.{kind}"] for x in "qkv"]
+            fused[f"blk.{i}.attn_qkv.{kind}"] = np.concatenate(parts)
+    one = open_checkpoint(write_gguf(tmp_path / "one.gguf", model, arch, fused))
+    three = open_checkpoint(write_gguf(tmp_path / "three.gguf", model, arch, apart))
+    assert one.spec == three.spec
+    assert all(np.array_equal(one.read(x), three.read(x)) for x in three.names())  # type: ignore[arg-type]
 
 
 def test_every_family_has_a_row() -> None:

@@ -137,7 +137,7 @@ ROWS: dict[str, Row] = {
         rename=same_names,
         describe={**INTERNLM3, "bias": True, "qkv_bias": True},
     ),
-    "mistral": Row("Mistral", {"sliding_window": None}),
+    "mistral": Row("Mistral", {"sliding_window": None}, gguf="mistral3"),
     "mistral, window": Row("Mistral", {"sliding_window": 20}),
     "ministral": Row(
         "Ministral", {"sliding_window": 20, "layer_types": ["full_attention", "sliding_attention"] * 2}
@@ -152,7 +152,7 @@ ROWS: dict[str, Row] = {
     "phi3": Row("Phi3", {"hidden_size": 96, "sliding_window": 20}, gguf="phi3"),
     "phi3, longrope": Row("Phi3", LONG_PHI, gguf="phi3"),
     "phi3, longrope, part of a head": Row("Phi3", {**LONG_PHI, "rope_parameters": PHI_4}, gguf="phi3"),
-    "glm": Row("Glm"),
+    "glm": Row("Glm", gguf="chatglm"),
     "glm4": Row("Glm4", gguf="glm4"),
     "granite": Row("Granite", {"hidden_size": 96, **MULTIPLIERS}, gguf="granite"),
     "granite, biases, tied": Row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -429,6 +430,37 @@ def test_model_format_follows_the_files(tmp_path: Path) -> None:
     plain = q.llama(lambda *_: None).write(tmp_path / "plain", AWQ)
     with pytest.raises(ModelError, match="declares 'awq' weights, but no tensor ends in qweight"):
         open_checkpoint(plain)
+
+
+def test_old_gptq_directories_say_it_in_a_file_of_their_own(tmp_path: Path) -> None:
+    """quantize_config.json as AutoGPTQ wrote it before transformers had quantization_config."""
+
+    def gptq(name: str, n: int, k: int, seed: int) -> tuple[q.Parts, q.Array]:
+        matrix = q.random_matrix(n, k, 128, seed=seed, least_zero=1)
+        return q.pack_gptq()(*matrix), q.weights(*matrix)
+
+    old = {
+        **{"bits": 4, "group_size": 128, "damp_percent": 0.1, "desc_act": False, "sym": False},
+        **{"true_sequential": True, "model_name_or_path": None, "model_file_base_name": "model"},
+    }
+    model = q.llama(gptq)
+    path = model.write(tmp_path, None)
+    (path / "quantize_config.json").write_text(json.dumps(old))
+    for accepted in (None, "gptq"):
+        checkpoint = open_checkpoint(path, accepted)
+        tensor = checkpoint.read("layers.0.ffn.up_proj.weight")
+        assert isinstance(tensor, GroupedTensor)
+        assert np.array_equal(tensor.dequantize(), model.dense["model.layers.0.mlp.up_proj.weight"])
+    for change, words in (
+        ({"bits": 3}, r"quantize_config\.json: .*bits is 3"),
+        ({"is_marlin_format": True}, r"quantize_config\.json: .*is_marlin_format is True"),
+        ({"quant_method": "qqq"}, r"quantize_config\.json: .*method 'qqq'"),
+    ):
+        (path / "quantize_config.json").write_text(json.dumps({**old, **change}))
+        with pytest.raises(ModelError, match=words):
+            open_checkpoint(path)
+    model.write(tmp_path, GPTQ)  # config.json is what counts where it says something
+    open_checkpoint(path).close()
 
 
 def test_what_is_rounded_is_said(tmp_path: Path) -> None:

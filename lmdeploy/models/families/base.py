@@ -5,8 +5,8 @@ Knows where descriptions usually keep the sizes of a decoder; knows no family.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,10 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 class Family:
     """One row of the registry: names it answers to, how to read its description, where its tensors are.
 
-    models: the models it is for, as the documentation lists them. from_gguf: None when llama.cpp has no such
-    architecture. from_hf and from_gguf raise ModelError naming a field that they cannot honour.
+    models: the models it is for, as the documentation lists them. hf_text_parts: architectures of which it is
+    the language model, described in `text_config`, each with the model_type that this has. from_gguf: None
+    when llama.cpp has no such architecture. from_hf and from_gguf raise ModelError naming a field that they
+    cannot honour.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Family:
     hf_architectures: tuple[str, ...]
     from_hf: Callable[[Fields], ModelSpec]
     hf_names: NameTable
+    hf_text_parts: Mapping[str, str] = field(default_factory=dict)
     gguf_architectures: tuple[str, ...] = ()
     from_gguf: Callable[[Fields, GGUFFile], ModelSpec] | None = None
     gguf_names: NameTable | None = None
@@ -93,18 +96,20 @@ def hf_sizes(
     tied: bool = False,
     eps: float = 1e-6,
     max_position: int = 2048,
+    heads: int | None = None,
     kv_heads: int | None = None,
     head_dim: int | None = None,
+    vocab: int | None = None,
 ) -> Sizes:
-    """tied, eps, max_position: the architecture's values where config.json gives none.
+    """tied, eps, max_position, heads, vocab: the architecture's values where config.json gives none.
 
     kv_heads, head_dim: its values where config.json does not have the key; null, and None here, mean as many
     as there are heads, and an equal share of the hidden size.
     """
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads", heads)
     return Sizes(
         hidden=hidden,
-        vocab=config.integer("vocab_size"),
+        vocab=config.integer("vocab_size", vocab),
         layers=config.integer("num_hidden_layers", most=LARGEST_LAYER_COUNT),
         heads=heads,
         kv_heads=_kv_heads(config, "num_key_value_heads", heads, kv_heads),

@@ -34,7 +34,7 @@ def _ropes(config: Fields, sizes: Sizes) -> tuple[RopeSpec, RopeSpec]:
 
 
 def from_hf(config: Fields) -> ModelSpec:
-    sizes = hf_sizes(config, tied=True, max_position=131072, kv_heads=4, head_dim=256)
+    sizes = hf_sizes(config, tied=True, max_position=131072, heads=8, kv_heads=4, head_dim=256, vocab=262208)
     bias = config.flag("attention_bias")
     size, (full, local) = window(config, absent=4096), _ropes(config, sizes)
     scale = config.number("query_pre_attn_scalar", 256) ** -0.5
@@ -78,6 +78,7 @@ FAMILY = Family(
     hf_architectures=("Gemma3ForCausalLM",),
     from_hf=from_hf,
     hf_names=HF_FOUR_NORMS,
+    hf_text_parts={"Gemma3ForConditionalGeneration": "gemma3_text"},
     gguf_architectures=("gemma3",),
     from_gguf=from_gguf,
     gguf_names=GGUF_NAMES,

@@ -110,5 +110,6 @@ def scheme(options: Options) -> Gptq:
     bits = options.one_of("bits", (4, 8))
     symmetric = options.one_of("sym", (True, False), True)
     form = options.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    options.one_of("is_marlin_format", (False,), False)
     desc_act = options.one_of("desc_act", (True, False), False)
     return Gptq(bits, symmetric, options.group_size(-1), desc_act, 0 if form == "gptq_v2" else 1)
