@@ -50,6 +50,7 @@ class Request:
         None  # score the prompt: log-probability of each prompt token, top-k beside it
     )
     want_logits: bool = False  # return the raw logits of each generated token (float32 [vocab])
+    streams: bool = False  # somebody reads along: prompts beside it are computed in small pieces
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Which sequences compute how many tokens in the next step, and who gives up blocks when they run out.
 
 Order of arrival decides everything: the oldest unfinished sequence advances in every step, the youngest is
-preempted first. Decode rows come before prompt chunks, so running streams advance in every step too. All
-blocks of a prompt are taken at admission; later a sequence grows by one block at a time. Knows no sampling
-and no events.
+preempted first. Decode rows come before prompt chunks, so running streams advance in every step too, and
+chunks beside a stream are cut so that its reader does not wait long. All blocks of a prompt are taken at
+admission; later a sequence grows by one block at a time. Knows no sampling and no events.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from lmdeploy.engine.executor import Capabilities
 from lmdeploy.engine.prefix_cache import PrefixCache
 from lmdeploy.engine.request import Sequence
 from lmdeploy.engine.stats import Totals
+from lmdeploy.engine.step_cost import StepCost, StreamGap
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class EngineOptions:
     max_batch_size: int = 32  # rows in a step, and so sequences that hold blocks
     max_prefill_token_num: int = 8192  # prompt tokens computed in a step, beside the decode rows
     enable_prefix_caching: bool = True
+    step_cost: StepCost | None = None  # None: prompts take their whole budget beside streams too
 
 
 class Scheduler:
@@ -39,6 +41,7 @@ class Scheduler:
         self._max_rows = min(options.max_batch_size, caps.max_rows, caps.max_step_tokens)
         self._max_prefill = options.max_prefill_token_num
         self._max_tokens = caps.max_step_tokens
+        self._step_cost = options.step_cost
         self._block_size = caps.block_size
         self._cache = cache
         self._pool = cache.pool
@@ -147,12 +150,22 @@ class Scheduler:
         if len(rows) == len(self.running):
             return rows
         budget = min(self._max_prefill, self._max_tokens - len(rows))
+        gap = self._stream_gap(rows)
         for seq in self.running:
-            left = seq.length - seq.num_computed
-            if left > 1 and budget > 0:
-                rows.append((seq, min(left, budget)))
-                budget -= rows[-1][1]
+            wanted = min(seq.length - seq.num_computed, budget)
+            if seq.length - seq.num_computed > 1 and wanted > 0:
+                if gap is not None:
+                    wanted = gap.take(wanted, seq.num_computed)
+                if wanted:
+                    rows.append((seq, wanted))
+                    budget -= wanted
         return rows
+
+    def _stream_gap(self, decoding: list[Row]) -> StreamGap | None:
+        """What bounds prompts in this step when somebody reads along."""
+        if self._step_cost is None or not any(seq.request.streams for seq, _ in decoding):
+            return None
+        return StreamGap(self._step_cost, len(decoding))
 
 
 def _order(seq: Sequence) -> int:

@@ -79,7 +79,9 @@ class Pipeline:
         With `stream_response=False` each answer comes whole when it is finished. `sessions`, one per prompt,
         are handles by which an answer can be aborted from elsewhere; their history is not used.
         """
-        answers, _ = self._answers(prompts, gen_config, do_preprocess, adapter_name, chat_template_kwargs)
+        answers, _ = self._answers(
+            prompts, gen_config, do_preprocess, adapter_name, chat_template_kwargs, streams=stream_response
+        )
         handles = [sessions] if isinstance(sessions, Session) else sessions or []
         if not isinstance(handles, list | tuple) or not all(isinstance(x, Session) for x in handles):
             raise RequestError("sessions must be made by pipe.session(), one per prompt", param="sessions")
@@ -130,7 +132,12 @@ class Pipeline:
         if not isinstance(session, Session):
             raise RequestError("session must be made by pipe.session()", param="session")
         answers, _ = self._answers(
-            [session.messages(prompt)], gen_config, True, adapter_name, chat_template_kwargs
+            [session.messages(prompt)],
+            gen_config,
+            True,
+            adapter_name,
+            chat_template_kwargs,
+            streams=stream_response,
         )
         stream = self._turn(prompt, session, answers)
         if stream_response:
@@ -226,6 +233,7 @@ class Pipeline:
         do_preprocess: bool,
         adapter_name: str | None,
         template: Mapping[str, Any] | None,
+        streams: bool = False,
     ) -> tuple[list[Answer], bool]:
         if adapter_name is not None:
             raise RequestError(
@@ -237,9 +245,8 @@ class Pipeline:
         answers = []
         for index, (prompt, config) in enumerate(zip(items, configs, strict=True)):
             request_id = self._next_id()
-            answers.append(
-                Answer(index, request_id, self._make(request_id, prompt, config, do_preprocess, variables))
-            )
+            made = self._make(request_id, prompt, config, do_preprocess, variables, streams)
+            answers.append(Answer(index, request_id, made))
         return answers, single
 
     def _make(
@@ -249,12 +256,14 @@ class Pipeline:
         config: GenerationConfig,
         do_preprocess: bool,
         template: Mapping[str, Any],
+        streams: bool,
     ) -> tuple[Request, Choice] | UserError:
         try:
             _check_prompt(prompt)
             ids = self._prompt_ids(prompt, do_preprocess, template)
             param = "prompt" if isinstance(prompt, str) else "messages"
-            return self.frontend.request(request_id, ids, config, param=param), Choice(self.frontend, config)
+            request = self.frontend.request(request_id, ids, config, param=param, streams=streams)
+            return request, Choice(self.frontend, config)
         except UserError as error:
             return error
 

@@ -11,6 +11,7 @@ from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.runtime.loading import Loading
 from lmdeploy.runtime.memory_plan import size
 from lmdeploy.runtime.resolve import RuntimeConfig
+from lmdeploy.runtime.step_timing import measure_step_cost
 
 
 def build_engine(config: RuntimeConfig) -> Engine:
@@ -30,6 +31,7 @@ def build_engine(config: RuntimeConfig) -> Engine:
         max_batch_size=config.max_batch_size,
         max_prefill_token_num=config.max_prefill_token_num,
         enable_prefix_caching=config.enable_prefix_caching,
+        step_cost=measure_step_cost(executor),
     )
     return Engine(executor, options)
 

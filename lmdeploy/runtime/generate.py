@@ -72,6 +72,7 @@ class Frontend:
         choice: int = 0,
         cache_salt: str = "",
         prompt_logprobs: int | None = None,
+        streams: bool = False,
     ) -> Request:
         """The engine's request for `ids`, with everything that depends on the model checked.
 
@@ -96,6 +97,7 @@ class Frontend:
             cache_salt=cache_salt,
             prompt_logprobs=prompt_logprobs,
             want_logits=config.output_logits is not None,
+            streams=streams,
         )
 
     def scoring(self, request_id: str, ids: Sequence[int], *, param: str = "prompt", top: int = 0) -> Request:

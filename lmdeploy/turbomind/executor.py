@@ -35,6 +35,14 @@ class NativeConfig:
     num_blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class OpTime:
+    """One operation over a whole step."""
+
+    seconds: float  # mean over threads
+    times: int  # how often a thread came to its end; of "barrier": how many there are
+
+
 class TurbomindExecutor:
     """Implements `engine.executor.Executor` on the CPU. ModelError when the model cannot be computed."""
 
@@ -82,6 +90,20 @@ class TurbomindExecutor:
         except (ValueError, IndexError, RuntimeError) as error:
             raise EngineError(f"the batch cannot be computed: {error}") from error
         return result
+
+    def set_profile(self, on: bool) -> None:
+        """Whether steps measure their operations, which costs nothing while off."""
+        if self._model is not None:
+            self._model.set_profile(on)
+
+    def profile(self) -> dict[str, OpTime]:
+        """Where the time of the last step went; empty while off. The seconds of all operations add up to the
+        time inside the step, since "barrier" is waiting for other threads."""
+        threads = [] if self._model is None else self._model.profile()
+        return {
+            entries[0][0]: OpTime(sum(e[1] for e in entries) / len(threads), max(e[2] for e in entries))
+            for entries in zip(*threads, strict=True)
+        }
 
     def close(self) -> None:
         """Free weights and cache."""

@@ -19,6 +19,7 @@ from lmdeploy.engine.fake import FakeExecutor
 from lmdeploy.engine.loop import Engine, EngineOptions
 from lmdeploy.engine.request import Request, SamplingParams, Sequence, TokenEvent
 from lmdeploy.engine.stats import Totals
+from lmdeploy.engine.step_cost import StepCost
 from lmdeploy.errors import EngineError
 
 VOCAB = 97
@@ -104,6 +105,7 @@ def requests(draw: st.DrawFn, number: int) -> Request:
         cache_salt=draw(st.sampled_from(["", "", "", "x"])),
         prompt_logprobs=draw(st.sampled_from([None] * 7 + [0, 2])),
         want_logits=not plain and draw(st.booleans()),
+        streams=draw(st.booleans()),
     )
 
 
@@ -120,6 +122,9 @@ def _samplings() -> st.SearchStrategy[SamplingParams]:
     )
 
 
+_COSTS = (None, StepCost((1, 8), (1.0, 1.5)), StepCost((1, 2, 8), (1.0, 3.0, 9.0), 0.1))
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     count = draw(st.integers(1, 10))
@@ -130,6 +135,7 @@ def cases(draw: st.DrawFn) -> Case:
         max_batch_size=draw(st.integers(1, 8)),
         max_prefill_token_num=draw(st.sampled_from([1, 3, 8, 20, 64, 64])),
         enable_prefix_caching=draw(st.integers(0, 5)) > 0,
+        step_cost=draw(st.sampled_from(_COSTS)),
     )
     block_size = draw(st.sampled_from([1, 2, 4]))
     return Case(

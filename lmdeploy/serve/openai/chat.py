@@ -60,7 +60,13 @@ def _prepare(served: Served, raw: bytearray) -> Chat:
         Answer(
             index,
             served.frontend.request(
-                request_id(), ids, config, param="messages", choice=index, cache_salt=body.cache_salt or ""
+                request_id(),
+                ids,
+                config,
+                param="messages",
+                choice=index,
+                cache_salt=body.cache_salt or "",
+                streams=bool(body.stream),
             ),
             Choice(served.frontend, config),
         )

@@ -96,6 +96,7 @@ def _answer(
         choice=choice,
         cache_salt=body.cache_salt or "",
         prompt_logprobs=body.logprobs if body.echo else None,
+        streams=bool(body.stream),
     )
     return Answer(index, request, Choice(served.frontend, config))
 

@@ -68,14 +68,29 @@ void Model::step(const Batch& batch, const StepOutput& output) {
 }
 
 void Model::work(int thread) {
-  Worker w{thread, 0, space_.threads[thread]};
+  OpTime* times = nullptr;
+  if (!profile_.empty()) {
+    times = profile_[thread].data();
+    std::fill_n(times, kOps, OpTime{});
+  }
+  Worker w{thread, 0, space_.threads[thread], Stopwatch(times)};
   embed(w);
-  pool_.barrier();
+  barrier(w);
   for (int layer = 0; layer < static_cast<int>(shape_.layers.size()); ++layer) {
     attention_block(w, layer);
     ffn_block(w, layer);
   }
   output_head(w);
+}
+
+void Model::barrier(Worker& w) {
+  pool_.barrier();
+  w.watch.lap(kOpBarrier);
+}
+
+void Model::set_profile(bool on) {
+  std::lock_guard<std::mutex> no_step(mutex_);
+  profile_.assign(on ? pool_.size() : 0, OpTimes(kOps));
 }
 
 void Model::embed(Worker& w) {
@@ -96,6 +111,7 @@ void Model::embed(Worker& w) {
       }
     }
   });
+  w.watch.lap(kOpEmbed);
 }
 
 void Model::attention_block(Worker& w, int layer) {
@@ -104,12 +120,13 @@ void Model::attention_block(Worker& w, int layer) {
   const float* norm = shape.pre_norm ? weights.attn_norm : nullptr;
   qkv(w, prepared(w, space_.x, nullptr, batch_.tokens, norm, shape.qkv_input, weights.qkv.order), layer);
   if (shape.qk_norm_across) norm_across_heads(w, layer);
-  pool_.barrier();
+  barrier(w);
   attention(w, layer);
-  pool_.barrier();
+  w.watch.lap(kOpAttention);
+  barrier(w);
   Input input = prepared(w, space_.attention, nullptr, batch_.tokens, nullptr, shape.o_input, weights.o.order);
-  project(w, weights.o, input, !shape.post_norm, shape.residual_scale);
-  pool_.barrier();
+  project(w, weights.o, input, !shape.post_norm, shape.residual_scale, kOpO);
+  barrier(w);
   if (shape.post_norm) add_normed(w, weights.attn_post_norm, shape.residual_scale);
 }
 
@@ -118,10 +135,10 @@ void Model::ffn_block(Worker& w, int layer) {
   const LayerWeights& weights = weights_.layer(layer);
   const float* norm = shape.pre_norm ? weights.ffn_norm : nullptr;
   gate_up(w, prepared(w, space_.x, nullptr, batch_.tokens, norm, shape.gate_up_input, weights.gate_up.order), layer);
-  pool_.barrier();
+  barrier(w);
   Input input = make_input(shape.down_input, batch_.tokens, space_.down_input);
-  project(w, weights.down, input, !shape.post_norm, shape.residual_scale);
-  pool_.barrier();
+  project(w, weights.down, input, !shape.post_norm, shape.residual_scale, kOpDown);
+  barrier(w);
   if (shape.post_norm) add_normed(w, weights.ffn_post_norm, shape.residual_scale);
 }
 
@@ -132,9 +149,10 @@ void Model::output_head(Worker& w) {
     Input input = prepared(w, space_.x, samples.token_index + first, rows, weights_.final_norm(), shape_.head_input,
                            weights_.head().order);
     head_logits(w, input, rows);
-    pool_.barrier();
+    barrier(w);
     sample_rows(w, first, rows);
-    pool_.barrier();
+    w.watch.lap(kOpSample);
+    barrier(w);
   }
 }
 
@@ -143,7 +161,9 @@ void Model::head_logits(Worker& w, const Input& input, int rows) {
   distribute(w, head.tiles, kHeadTiles, rows < kStaticRows, [&](int begin, int end) {
     float* out = space_.logits + begin * kTile;
     kernels_.matmul(head, input.of(head), begin, end, out, space_.vocab_stride, w.space.matmul);
+    w.watch.lap(kOpHead);
     finish_logits(out, rows, begin * kTile, std::min(end * kTile, shape_.vocab) - begin * kTile);
+    w.watch.lap(kOpFinish);
   });
 }
 

@@ -12,6 +12,7 @@
 #include "batch.h"
 #include "kernels/table.h"
 #include "memory.h"
+#include "profile.h"
 #include "shape.h"
 #include "thread_pool.h"
 #include "weights.h"
@@ -35,6 +36,10 @@ class Model {
   void fill_cache(uint16_t bits);
 
   void step(const Batch& batch, const StepOutput& output);
+  // From the next step on, each step measures its operations.
+  void set_profile(bool on);
+  // Of the last step, for each thread; empty while off.
+  const std::vector<OpTimes>& profile() const { return profile_; }
 
  private:
   // A thread inside the step. `turn` counts the work lists it has gone through.
@@ -42,10 +47,12 @@ class Model {
     int id;
     int turn;
     const ThreadSpace& space;
+    Stopwatch watch;
   };
 
   // model.cpp: the step as a sequence of operations
   void work(int thread);
+  void barrier(Worker& w);
   void embed(Worker& w);
   void attention_block(Worker& w, int layer);
   void ffn_block(Worker& w, int layer);
@@ -65,7 +72,7 @@ class Model {
   void rotate_head(const LayerShape& shape, int token, float* head) const;
   void norm_across_heads(Worker& w, int layer);
   void store_kv(int layer, int head, int token, const float* key, const float* value);
-  void project(Worker& w, const Linear& linear, const Input& input, bool add, float scale);
+  void project(Worker& w, const Linear& linear, const Input& input, bool add, float scale, Op op);
   void gate_up(Worker& w, const Input& input, int layer);
   void gate_up_unit(Worker& w, const Input& input, int layer, int begin, int end, int first_row, int rows);
 
@@ -98,6 +105,7 @@ class Model {
   std::vector<KvLayer> cache_;
   std::vector<int> rope_offset_;  // of each rope kind in a token's cosines
   std::mutex mutex_;
+  std::vector<OpTimes> profile_;
 
   // The step in progress.
   Batch batch_{};

@@ -46,7 +46,8 @@ Input Model::prepared(Worker& w, const float* rows, const int32_t* index, int co
     if (format.group > 0) kernels_.prepare(row, input.int8, i, 0, format.k);
     if (format.bf16) kernels_.prepare(row, input.bf16, i, 0, format.k);
   }
-  if (!alone) pool_.barrier();
+  w.watch.lap(kOpPrepare);
+  if (!alone) barrier(w);
   return input;
 }
 
@@ -57,7 +58,8 @@ void Model::add_normed(Worker& w, const float* norm, float scale) {
     kernels_.rms_norm(space_.branch + at, norm, shape_.norm_offset, shape_.norm_eps, shape_.hidden, w.space.row);
     kernels_.add_scaled(space_.x + at, w.space.row, scale, shape_.hidden);
   });
-  pool_.barrier();
+  w.watch.lap(kOpResidual);
+  barrier(w);
 }
 
 // Work units: the key and value of one KV head (twice the weights), or one query head. With a norm across heads they
@@ -92,12 +94,14 @@ void Model::query_head(Worker& w, const Input& input, int layer, int head, int f
   float* out = space_.q + size_t(first) * shape.q_dim() + channel;
   multiply(kernels_, matrix, input, at / kTile, (at + shape.head_dim) / kTile, first, rows, out, shape.q_dim(),
            w.space.matmul);
+  w.watch.lap(kOpQkv);
   for (int row = 0; row < rows; ++row, out += shape.q_dim()) {
     if (linear.bias != nullptr) kernels_.add_scaled(out, linear.bias + channel, 1, shape.head_dim);
     if (shape.qk_norm_across) continue;
     position_head(shape, weights_.layer(layer).q_norm, first + row, out);
     for (int d = 0; d < shape.head_dim; ++d) out[d] *= shape.scale;
   }
+  w.watch.lap(kOpRopeStore);
 }
 
 void Model::key_value_head(Worker& w, const Input& input, int layer, int head, int first, int rows) {
@@ -111,6 +115,7 @@ void Model::key_value_head(Worker& w, const Input& input, int layer, int head, i
     const Matrix& matrix = linear.part_of(at);
     multiply(kernels_, matrix, input, at / kTile, (at + dim) / kTile, first, rows, out[i], dim, w.space.matmul);
   }
+  w.watch.lap(kOpQkv);
   for (int row = 0; row < rows; ++row) {
     int token = first + row;
     float *key = out[0] + size_t(row) * dim, *value = out[1] + size_t(row) * dim;
@@ -127,6 +132,7 @@ void Model::key_value_head(Worker& w, const Input& input, int layer, int head, i
     position_head(shape, weights_.layer(layer).k_norm, token, key);
     store_kv(layer, head, token, key, value);
   }
+  w.watch.lap(kOpRopeStore);
 }
 
 void Model::store_kv(int layer, int head, int token, const float* key, const float* value) {
@@ -141,7 +147,7 @@ void Model::norm_across_heads(Worker& w, int layer) {
   const LayerShape& shape = shape_.layers[layer];
   const LayerWeights& weights = weights_.layer(layer);
   const float offset = shape_.norm_offset, eps = shape_.norm_eps;
-  pool_.barrier();
+  barrier(w);
   distribute(w, batch_.tokens, 1, true, [&](int token, int) {
     float* q = space_.q + size_t(token) * shape.q_dim();
     float* key = space_.kv + size_t(token) * 2 * shape.kv_dim();
@@ -154,6 +160,7 @@ void Model::norm_across_heads(Worker& w, int layer) {
       store_kv(layer, head, token, key, key + shape.kv_dim());
     }
   });
+  w.watch.lap(kOpRopeStore);
 }
 
 void Model::position_head(const LayerShape& shape, const float* norm, int token, float* head) const {
@@ -168,11 +175,12 @@ void Model::rotate_head(const LayerShape& shape, int token, float* head) const {
 }
 
 // The last matrix of a block: adds scale * (W input + bias) to the residual stream, or stores it for a norm.
-void Model::project(Worker& w, const Linear& linear, const Input& input, bool add, float scale) {
+void Model::project(Worker& w, const Linear& linear, const Input& input, bool add, float scale, Op op) {
   const Matrix& matrix = linear.parts[0];
   auto unit = [&](int tile, int tile_end, int first, int rows) {
     int width = (tile_end - tile) * kTile, channel = tile * kTile, n = std::min(width, matrix.n - channel);
     multiply(kernels_, matrix, input, tile, tile_end, first, rows, w.space.out, width, w.space.matmul);
+    w.watch.lap(op);
     for (int row = 0; row < rows; ++row) {
       float* out = w.space.out + size_t(row) * width;
       size_t at = size_t(first + row) * shape_.hidden + channel;
@@ -183,6 +191,7 @@ void Model::project(Worker& w, const Linear& linear, const Input& input, bool ad
         std::memcpy(space_.branch + at, out, n * sizeof(float));
       }
     }
+    w.watch.lap(kOpResidual);
   };
   int tokens = batch_.tokens;
   if (tokens < kStaticRows) {
@@ -231,6 +240,7 @@ void Model::gate_up_unit(Worker& w, const Input& input, int layer, int begin, in
            w.space.matmul);
   float* apart = out + size_t(rows) * width;
   if (!fused) multiply(kernels_, linear.parts[1], input, tile, tile + tiles, first, rows, apart, width, w.space.matmul);
+  w.watch.lap(kOpGateUp);
   auto act = shape.activation == kSilu       ? kernels_.silu_mul
              : shape.activation == kGeluTanh ? kernels_.gelu_tanh_mul
                                              : kernels_.gelu_mul;
@@ -249,6 +259,7 @@ void Model::gate_up_unit(Worker& w, const Input& input, int layer, int begin, in
       if (down.bf16.bf_hi != nullptr) kernels_.prepare(gate, down.bf16, first + row, channel + c, count);
     }
   }
+  w.watch.lap(kOpActivation);
 }
 
 }  // namespace lmdeploy

@@ -1,4 +1,5 @@
-// Times kernels and the machine's own limits, alternately in one run, for benchmarks/native_kernels.py.
+// Times kernels and the machine's own limits, alternately in one run, for benchmarks/native_kernels.py and
+// benchmarks/profile_step.py.
 //
 // Knows threads and clocks; knows nothing of how kernels work.
 #include "bindings/bench.h"
@@ -20,6 +21,7 @@
 #include "bindings/buffers.h"
 #include "kernels/dispatch.h"
 #include "kernels/limits.h"
+#include "memory.h"
 
 namespace nb = nanobind;
 using namespace lmdeploy;
@@ -165,9 +167,39 @@ std::pair<double, double> time_attend(const KernelTable& table, const KvCache& c
   return {best[0], best[1]};
 }
 
+// Bytes per second of a plain read of `bytes` bytes of huge pages, each thread its own part, in order.
+double read_speed(const KernelTable& table, size_t bytes, int threads, int repeats) {
+  nb::gil_scoped_release release;
+  const Limits& limits = limits_of(table.name);
+  Region region(bytes);
+  const size_t part = bytes / threads / 256 * 256;
+  const Work touch = [&](int t) { region.touch(t, threads); };
+  // A small part is read often enough to be timed.
+  const int rounds = static_cast<int>(std::max<size_t>(1, (size_t{4} << 20) / std::max<size_t>(part, 1)));
+  const Work read = [&](int t) {
+    for (int i = 0; i < rounds; ++i) sink = limits.read(region.data() + part * t, part);
+  };
+  Crew crew(threads);
+  crew.run(touch);
+  return double(part) * threads * rounds / alternate(crew, {read}, repeats)[0];
+}
+
+// Operations per second of all threads: int8 products, bfloat16 products, float multiply-adds.
+std::tuple<double, double, double> peaks(const KernelTable& table, int threads, int repeats) {
+  nb::gil_scoped_release release;
+  const Limits& limits = limits_of(table.name);
+  Crew crew(threads);
+  const auto run = [&](double (*f)(int64_t)) -> Work { return [f](int) { f(kPeakRounds); }; };
+  const auto best = alternate(crew, {run(limits.dot_int8), run(limits.dot_float), run(limits.fma)}, repeats);
+  const auto rate = [&](double (*f)(int64_t), double seconds) { return f(kPeakRounds) * threads / seconds; };
+  return {rate(limits.dot_int8, best[0]), rate(limits.dot_float, best[1]), rate(limits.fma, best[2])};
+}
+
 }  // namespace
 
 void register_bench(nb::module_& m) {
   m.def("time_matmul", time_matmul);
   m.def("time_attend", time_attend);
+  m.def("read_speed", read_speed);
+  m.def("peaks", peaks);
 }

@@ -140,6 +140,17 @@ void step(Model& model, const nb::tuple& batch_columns, const nb::tuple& sample_
   model.step(batch, output);
 }
 
+// Of the last step: for each thread, for each operation, (name, seconds, laps).
+nb::list profile(const Model& model) {
+  nb::list threads;
+  for (const OpTimes& times : model.profile()) {
+    nb::list ops;
+    for (int op = 0; op < kOps; ++op) ops.append(nb::make_tuple(kOpNames[op], times[op].seconds, times[op].laps));
+    threads.append(ops);
+  }
+  return threads;
+}
+
 // Read-only arrays too: views of a mapped file.
 using Codes = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
@@ -244,6 +255,8 @@ void register_model(nb::module_& m) {
       .def("set_embedding", [](Model& self, int matrix) { self.weights().set_embedding(matrix); })
       .def("step", step)
       .def("fill_cache", &Model::fill_cache)
+      .def("set_profile", &Model::set_profile)
+      .def("profile", profile)
       .def_prop_ro("weight_bytes_used", [](Model& self) { return self.weights().used(); })
       .def_prop_ro("workspace_bytes", &Model::workspace_size)
       .def_prop_ro("cache_bytes", &Model::cache_size);

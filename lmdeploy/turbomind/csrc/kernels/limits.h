@@ -11,6 +11,7 @@ struct Limits {
   // Runs `rounds` rounds of independent products from registers; returns multiplications and additions done.
   double (*dot_int8)(int64_t rounds);   // each product of an int8 activation plane counts
   double (*dot_float)(int64_t rounds);  // as the bf16 kernels multiply
+  double (*fma)(int64_t rounds);        // of float
 };
 
 const Limits& avx2_limits();

@@ -43,4 +43,4 @@ static double dot_float(int64_t rounds) {
   return static_cast<double>(rounds) * kFloatChains * 16;
 }
 
-static const Limits limits = {read, dot_int8, dot_float};
+static const Limits limits = {read, dot_int8, dot_float, dot_float};

@@ -38,4 +38,16 @@ static double dot_float(int64_t rounds) {
   return static_cast<double>(rounds) * kChains * 64;
 }
 
-static const Limits limits = {read, dot_int8, dot_float};
+static double fma_float(int64_t rounds) {
+  const __m512 x = _mm512_set1_ps(0.5f);
+  __m512 sums[kChains];
+#pragma GCC unroll 12
+  for (int i = 0; i < kChains; ++i) sums[i] = _mm512_setzero_ps();
+  for (int64_t r = 0; r < rounds; ++r) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kChains; ++i) __asm__ volatile("vfmadd231ps %1, %1, %0" : "+v"(sums[i]) : "v"(x));
+  }
+  return static_cast<double>(rounds) * kChains * 32;
+}
+
+static const Limits limits = {read, dot_int8, dot_float, fma_float};
