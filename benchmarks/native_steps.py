@@ -152,6 +152,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo", help="demo, 0.5b, 1b or a GGUF file")
     parser.add_argument("--group", type=int, default=32)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--accuracy", default="auto", choices=("exact", "auto", "fast"))
     parser.add_argument("--rows", default="1,2,4,6,8,16,32,64")
     parser.add_argument("--prefill", default="512")
     parser.add_argument("--context", type=int, default=CONTEXT)
@@ -167,11 +168,11 @@ def main() -> None:
     blocks = max(len(step.block_ids) for *_, step in all_steps)
     tokens = max(count for _, count, _, _ in all_steps)
     limits = Limits(max(64, tokens), tokens, 4096, BLOCK, args.threads)
-    executor = TurbomindExecutor(NativeConfig(limits, blocks), checkpoint.spec, checkpoint)
+    executor = TurbomindExecutor(NativeConfig(limits, blocks, args.accuracy), checkpoint.spec, checkpoint)
     bandwidth, peak = limits_of_machine(args.threads)
     body, head = parameters(checkpoint.spec)
     size = executor._model.weight_bytes_used  # what the plan counted
-    print(f"{args.model}: {size / 1e6:.1f} MB, read {bandwidth / 1e9:.1f} GB/s, int8 {peak / 1e9:.0f} GOP/s")
+    print(f"{args.model}, {args.accuracy}: {size / 1e6:.1f} MB, read {bandwidth / 1e9:.1f} GB/s, int8 {peak / 1e9:.0f} GOP/s")
     for name, count, sampled, step in all_steps:
         best, median = best_time(executor, step, args.seconds)
         share = 2 * (body * count + head * sampled * (count == sampled)) / best / peak

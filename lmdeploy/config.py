@@ -132,6 +132,13 @@ class TurbomindEngineConfig(EngineConfig):
     value and reason.
     """
 
+    accuracy: Literal["exact", "auto", "fast"] = _field(
+        "auto",
+        "rounding of activations that meet quantised weights; exact: 16 bits, fast: 8 bits, auto: 8 bits and 16 "
+        "where a group of values has an outlier",
+        choices=("exact", "auto", "fast"),
+    )
+
     cp: int = _fixed(1, _ONE_MACHINE)
     device_num: int | None = _fixed(None, _GPU, 1)
     attn_cp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
