@@ -1,11 +1,11 @@
 """Whole steps of the native engine beside the limits of the same machine in the same process.
 
-    python benchmarks/native_steps.py [--model demo|0.5b|1b] [--group 32|128] [--threads 2] [--rows 1,2,4]
+    python benchmarks/native_steps.py [--model demo|0.5b|1b] [--group 32|128] [--accuracy fast] [--rows 1,2]
 
-Rows decode one token each at a short context; `prefill` is one prompt. Printed: the step's time, 2 x parameters
-x rows / time as a share of the int8 dot-product peak (embedding and attention are in the time, not in the
-count), and the time divided by what a plain read of all packed weights would take. Models other than the demo
-model have random weights: 4-bit codes with zeros in groups, an 8-bit head.
+Rows decode one token each at a short context; `prefill` is one prompt. Printed: the step's time,
+2 x parameters x rows / time as a share of the int8 dot-product peak (attention is in the time, not in the
+count), and the time divided by what a plain read of all packed weights would take. Models other than the
+demo model have random weights: 4-bit codes with zeros in groups, an 8-bit head.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ def limits_of_machine(threads: int) -> tuple[float, float]:
     for _ in range(24):
         matrix = K.PackedMatrix(K.W4_ZERO, n, k, 128)
         scales = np.full(n * k // 128, 0.01, np.float16).view(np.uint16)
-        matrix.pack(np.zeros(n * k, np.uint8), scales, np.zeros(n * k // 128, np.uint8), scales, k, 128, 0, n, 0)
+        matrix.pack(
+            np.zeros(n * k, np.uint8), scales, np.zeros(n * k // 128, np.uint8), scales, k, 128, 0, n, 0
+        )
         matrices.append(matrix)
     table = K.Table.get(K.active())
     rows = table.prepare(np.ones((1, k), np.float32), 128)
@@ -161,7 +163,7 @@ def main() -> None:
     if args.model in SHAPES:
         checkpoint: Any = random_checkpoint(args.model, args.group)
     else:
-        from decode_single import demo_model
+        from measure.demo import demo_model
 
         checkpoint = open_checkpoint(demo_model() if args.model == "demo" else args.model)
     all_steps = list(steps(args))
@@ -171,8 +173,11 @@ def main() -> None:
     executor = TurbomindExecutor(NativeConfig(limits, blocks, args.accuracy), checkpoint.spec, checkpoint)
     bandwidth, peak = limits_of_machine(args.threads)
     body, head = parameters(checkpoint.spec)
-    size = executor._model.weight_bytes_used  # what the plan counted
-    print(f"{args.model}, {args.accuracy}: {size / 1e6:.1f} MB, read {bandwidth / 1e9:.1f} GB/s, int8 {peak / 1e9:.0f} GOP/s")
+    size = executor._model.weight_bytes_used
+    print(
+        f"{args.model}, {args.accuracy}: {size / 1e6:.1f} MB, read {bandwidth / 1e9:.1f} GB/s,"
+        f" int8 {peak / 1e9:.0f} GOP/s"
+    )
     for name, count, sampled, step in all_steps:
         best, median = best_time(executor, step, args.seconds)
         share = 2 * (body * count + head * sampled * (count == sampled)) / best / peak

@@ -19,6 +19,7 @@ from lmdeploy.errors import ConfigError, RequestError
 from lmdeploy.field_checks import MOST, check_fields
 
 DEFAULT_MAX_BATCH_SIZE = 32
+NATIVE_DTYPES = ("auto", "bfloat16")
 MAX_SEED = 2**64 - 1
 
 # What sampling uses where neither the caller nor the model says anything.
@@ -36,8 +37,9 @@ _BLOCKS = "their number follows from cache_max_entry_count"
 
 
 def _field(default: Any, help: str, **rules: Any) -> Any:
-    """A field that works. Rules: kind (type of values), low, high, open_low, open_high, choices, optional,
-    path (a text that names a file, so any bytes), flag (its command-line flag where that is not its name)."""
+    """A field that works. Rules: kind (type of values), low, high, open_low, open_high, choices, hint (what
+    to do instead of another choice), optional, path (a text that names a file, so any bytes), flag (its
+    command-line flag where that is not its name)."""
     return dataclasses.field(default=default, metadata={"help": help, **rules})
 
 
@@ -62,8 +64,8 @@ class EngineConfig:
 
     dtype: str = _field(
         "auto",
-        "type of 16-bit weights: the native engine keeps them in bfloat16",
-        choices=("auto", "bfloat16"),
+        "type of matrices; auto: the engine's own; float16 and float32 are types of the PyTorch engine",
+        choices=("auto", "bfloat16", "float16", "float32"),
     )
     model_format: str | None = _field(
         None,
@@ -132,10 +134,16 @@ class TurbomindEngineConfig(EngineConfig):
     value and reason.
     """
 
+    dtype: str = _field(
+        "auto",
+        "type of 16-bit weights: the native engine keeps them in bfloat16",
+        choices=NATIVE_DTYPES,
+        hint="the PyTorch engine has other types (PytorchEngineConfig, --backend pytorch)",
+    )
     accuracy: Literal["exact", "auto", "fast"] = _field(
         "auto",
-        "rounding of activations that meet quantised weights; exact: 16 bits, fast: 8 bits, auto: 8 bits and 16 "
-        "where a group of values has an outlier",
+        "rounding of activations that meet quantised weights; exact: 15 bits, fast: 8, auto: 15 where a "
+        "group of values has an outlier, else 8",
         choices=("exact", "auto", "fast"),
     )
 

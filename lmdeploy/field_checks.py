@@ -59,7 +59,8 @@ def _problem(value: Any, rules: Mapping[str, Any]) -> str | None:
     if "choices" in rules:
         choices = rules["choices"]
         same = any(_same_kind(value, c) and value == c for c in choices)
-        return None if same else "must be one of " + ", ".join(map(str, choices))
+        hint = f"; {rules['hint']}" if "hint" in rules else ""
+        return None if same else f"must be one of {', '.join(map(str, choices))}{hint}"
     kind = rules["kind"]
     if kind in (int, float):
         return _number_problem(value, kind, rules)

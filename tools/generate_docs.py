@@ -103,6 +103,7 @@ def families() -> str:
     ]
     for family in registry.FAMILIES:
         hf = ", ".join(f"`{a}`" for a in family.hf_architectures)
+        hf += "".join(f", `{a}` (its language model)" for a in family.hf_text_parts)
         gguf = ", ".join(f"`{a}`" for a in family.gguf_architectures)
         rows.append(f"| {family.name} | {family.models} | {hf} | {gguf} |")
     rows += ["", "Rotary position embeddings: " + ", ".join(f"`{kind}`" for kind in rope.SUPPORTED) + "."]

@@ -17,16 +17,20 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from lmdeploy import __version__
-from lmdeploy.cli import chat, check_env, serve
+from lmdeploy.cli import chat, check_env, convert, serve
 from lmdeploy.cli.flags import normalise
 from lmdeploy.errors import ConfigError, LMDeployError
 
-_COMMANDS = {"chat": chat, "serve": serve, "check_env": check_env, "check-env": check_env}
+_COMMANDS = {
+    "chat": chat,
+    "serve": serve,
+    "convert": convert,
+    "check_env": check_env,
+    "check-env": check_env,
+}
 
-_DIRECT = "models are loaded as they are: `lmdeploy chat MODEL` or `lmdeploy serve api_server MODEL`"
 _CLIENT = "start `lmdeploy serve api_server MODEL` and use any OpenAI client, or `lmdeploy chat MODEL`"
 _REMOVED_COMMANDS = {
-    ("convert",): _DIRECT,
     ("list",): "`lmdeploy check_env` lists the model families",
     ("serve", "gradio"): _CLIENT,
     ("serve", "api_client"): _CLIENT,

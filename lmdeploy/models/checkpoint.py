@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,9 @@ from lmdeploy.models.formats.gguf_blocks import WIDE_SCALES, TensorKind
 from lmdeploy.models.gguf import GGUFFile
 from lmdeploy.models.spec import ModelSpec
 from lmdeploy.quant.tensors import GroupedTensor, Tensor
+
+if TYPE_CHECKING:
+    from lmdeploy.models.packed import Packed
 
 Rows = npt.NDArray[np.intp] | slice
 
@@ -41,10 +45,14 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a canonical tensor is found: a tensor of the file, and which of its rows in which order."""
+    """Where a canonical tensor is found: a tensor of the file, and which of its rows in which order.
+
+    otherwise: where it is in files that have no such tensor.
+    """
 
     name: str
     rows: Callable[[ModelSpec, int], Rows] | None = None  # given the spec and the layer number
+    otherwise: Source | None = None
 
 
 NameTable = Mapping[str, Source]  # canonical name -> source; both may hold {i}, the layer number
@@ -57,6 +65,10 @@ class Store(Protocol):
     def source(self) -> str: ...
     @property
     def notes(self) -> tuple[str, ...]: ...
+    @property
+    def model_format(self) -> str: ...
+    @property
+    def files(self) -> tuple[Path, ...]: ...
     def names(self) -> Iterable[str]: ...
     def info(self, name: str) -> TensorInfo: ...
     def read(self, name: str) -> Tensor: ...
@@ -66,8 +78,11 @@ class Store(Protocol):
 class GGUFStore:
     """Tensors of a GGUF file."""
 
+    model_format = "gguf"
+
     def __init__(self, file: GGUFFile) -> None:
         self._file, self.source = file, str(file.path)
+        self.files = (file.path,)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -99,9 +114,17 @@ class Checkpoint:
     """The weights of `spec`, read one tensor at a time. Opening reads headers only."""
 
     def __init__(
-        self, spec: ModelSpec, store: Store, table: NameTable, ignored: Callable[[str], bool]
+        self,
+        spec: ModelSpec,
+        store: Store,
+        table: NameTable,
+        ignored: Callable[[str], bool],
+        notes: tuple[str, ...] = (),
+        packed: Packed | None = None,
     ) -> None:
-        self.spec, self._store = spec, store
+        """ignored: whether a tensor of the files may be there unread. notes: what else is to be said."""
+        self.spec, self._store, self._notes = spec, store, notes
+        self.packed = packed  # set when `source` is a folder in packed form: then no tensor can be read
         self._sources = _resolve(spec, store, table, ignored)
 
     @property
@@ -111,8 +134,18 @@ class Checkpoint:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is not held as the files have it, one line each, for the start-up account."""
-        return self._store.notes
+        """What is not read, or not held as the files have it, one line each, for the start-up account."""
+        return (*self._notes, *self._store.notes)
+
+    @property
+    def model_format(self) -> str:
+        """A name that `model_format` takes."""
+        return self._store.model_format
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that spec and weights are read from."""
+        return self._store.files
 
     def names(self) -> frozenset[str]:
         """Canonical names of all tensors the spec asks for."""
@@ -175,6 +208,8 @@ def _resolve(
     for name, shape in spec.tensors():
         layer, pattern = _pattern(name)
         source = table[pattern]
+        if source.otherwise is not None and source.otherwise.name.format(i=layer) in present:
+            source = source.otherwise
         found = source.name.format(i=layer)
         if found not in present:
             raise ModelError(f"{store.source}: tensor {found!r} is missing{_similar(found, present)}.")

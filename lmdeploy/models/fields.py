@@ -68,6 +68,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.clamp_kqv": _OFF,
     "attention.max_alibi_bias": _OFF,
     "attention.causal": (None, True),
+    "attention.temperature_scale": _OFF,
+    "attention.temperature_length": _OFF,
+    "rope.scaling.yarn_log_multiplier": _OFF,
     "embedding_scale": (None, 1.0),
     "residual_scale": (None, 1.0),
     "logit_scale": (None, 1.0),
@@ -95,6 +98,10 @@ class Fields:
         """The raw value or None; counts as read."""
         self._read.add(key)
         return self._values.get(self._prefix + key)
+
+    def absent(self, key: str) -> bool:
+        """Whether the description does not have the key at all; null is a value ("none of it")."""
+        return self._prefix + key not in self._values
 
     def fail(self, key: str, what: str) -> ModelError:
         return ModelError(f"{self.source}: {self._prefix}{key} {what}.")

@@ -60,6 +60,7 @@ class GGUFFile:
         cursor = _Cursor(self.path, self._map)
         tensor_count, pair_count = cursor.header()
         self.metadata: dict[str, Any] = cursor.pairs(pair_count)
+        self._pairs_end = cursor.position
         table = cursor.tensor_table(tensor_count)
         self.tensors: dict[str, GGUFTensor] = _place(
             self.path, table, cursor.position, len(self._map), self._alignment()
@@ -86,6 +87,11 @@ class GGUFFile:
             return _floats(raw, layout.kind).reshape(tensor.shape)
         grouped = unpack(layout, raw.reshape(-1, tensor.shape[-1] // layout.block, layout.block_bytes))
         return grouped if len(tensor.shape) == 2 else grouped.dequantize().reshape(tensor.shape)
+
+    def metadata_only(self) -> bytes:
+        """A GGUF file with the same metadata and no tensors."""
+        head = bytes(self._map[:8]) + bytes(8)  # magic and version; the number of tensors
+        return head + bytes(self._map[16 : self._pairs_end])
 
     def close(self) -> None:
         """Give up the file. Arrays that are views of it keep the map alive until they are gone."""

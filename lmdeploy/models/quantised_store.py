@@ -21,7 +21,7 @@ class QuantisedStore:
 
     def __init__(self, store: SafetensorsStore, scheme: Scheme) -> None:
         self._store, self._scheme, self.source = store, scheme, store.source
-        self.notes = scheme.notes
+        self.notes, self.model_format, self.files = scheme.notes, scheme.name, store.files
         present = set(store.names())
         names = {name.rpartition(".")[0] for name in present if name.rpartition(".")[2] in scheme.marks}
         if not names:

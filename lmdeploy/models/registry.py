@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import Checkpoint, GGUFStore, Store
@@ -29,11 +30,13 @@ from lmdeploy.models.families import (
     smollm3,
 )
 from lmdeploy.models.families.base import Family
+from lmdeploy.models.families.names import text_part
 from lmdeploy.models.fields import Fields, shown
-from lmdeploy.models.files import ModelFiles, locate, read_json
+from lmdeploy.models.files import ModelFiles, is_there, locate, read_json
 from lmdeploy.models.formats import QUANTISED_FORMATS, scheme_of
 from lmdeploy.models.formats.module import Scheme
 from lmdeploy.models.gguf import GGUFFile
+from lmdeploy.models.packed import is_packed, open_packed, read_packed
 from lmdeploy.models.quantised_store import QuantisedStore
 from lmdeploy.models.safetensors_dir import SafetensorsStore
 from lmdeploy.models.spec import ModelSpec
@@ -62,11 +65,14 @@ READABLE_FORMATS = ("hf", "gguf", *QUANTISED_FORMATS)
 _GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
 _BY_HF = {name: family for family in FAMILIES for name in family.hf_architectures}
+_BY_WHOLE = {name: family for family in FAMILIES for name in family.hf_text_parts}
 _BY_GGUF = {name: family for family in FAMILIES for name in family.gguf_architectures}
 
 
 def load_spec(path: str | Path) -> ModelSpec:
     """The spec of the model at `path`; reads headers only. ModelError when it is damaged or unsupported."""
+    if is_packed(path):
+        return read_packed(Path(path)).spec
     files = locate(path)
     if files.format == "hf":
         return _hf_spec(files)[1]
@@ -81,13 +87,19 @@ def open_checkpoint(path: str | Path, model_format: str | None = None) -> Checkp
 
     model_format must agree with the files ("hf": not quantised); None takes what is there.
     """
+    if is_packed(path):
+        return open_packed(path, model_format)
     files = locate(path)
     if files.format == "hf":
-        family, spec, scheme = _hf_spec(files)
+        family, spec, scheme, whole = _hf_spec(files)
         _check_format(files, model_format, scheme.name if scheme else "hf")
         plain = SafetensorsStore(files.path)
         store: Store = plain if scheme is None else QuantisedStore(plain, scheme)
-        return Checkpoint(spec, store, family.hf_names, _ignored_hf(spec))
+        if whole is None:
+            return Checkpoint(spec, store, family.hf_names, _ignored_hf(spec))
+        note = f"only the language model of {whole} is read: texts, no images"
+        table, ignored = text_part(family.hf_names, store.names(), _ignored_hf(spec))
+        return Checkpoint(spec, store, table, ignored, (note,))
     _check_format(files, model_format, "gguf")
     file = GGUFFile(files.path)
     family, spec = _gguf_spec(file)
@@ -114,17 +126,46 @@ def _check_format(files: ModelFiles, model_format: str | None, found: str) -> No
     )
 
 
-def _hf_spec(files: ModelFiles) -> tuple[Family, ModelSpec, Scheme | None]:
+def _hf_spec(files: ModelFiles) -> tuple[Family, ModelSpec, Scheme | None, str | None]:
+    """Family, spec, number format, and the architecture of the whole where that is more than a text model."""
     config = read_json(files.path / "config.json")
     source = str(files.path / "config.json")
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
-    if not isinstance(name, str) or name not in _BY_HF:
-        raise _unsupported(source, name, _BY_HF)
+    if not isinstance(name, str) or name not in _BY_HF | _BY_WHOLE:
+        raise _unsupported(source, name, _BY_HF | _BY_WHOLE)
     fields = Fields(config, source)
-    spec = _BY_HF[name].from_hf(fields)
+    whole = name if name in _BY_WHOLE else None
+    if whole is not None:
+        fields = _text_config(fields, name)
+    family = (_BY_HF | _BY_WHOLE)[name]
+    spec = family.from_hf(fields)
     fields.refuse_unread()
-    return _BY_HF[name], spec, scheme_of(config, source)
+    return family, spec, _scheme(files, config, source), whole
+
+
+def _scheme(files: ModelFiles, config: dict[str, Any], source: str) -> Scheme | None:
+    """As config.json declares it; GPTQ directories from before that did so have a file of their own."""
+    old = files.path / "quantize_config.json"
+    if config.get("quantization_config") is None and is_there(old):
+        return scheme_of({"quantization_config": {"quant_method": "gptq", **read_json(old)}}, str(old))
+    return scheme_of(config, source)
+
+
+def _text_config(fields: Fields, name: str) -> Fields:
+    """The description of the language model inside one of a whole of architecture `name`."""
+    values, kind = fields.table("text_config"), _BY_WHOLE[name].hf_text_parts[name]
+    if values is None:
+        raise fields.fail("text_config", f"is missing, which a {name} must have")
+    if not fields.absent("tie_word_embeddings"):  # that of the whole is followed
+        values = {**values, "tie_word_embeddings": fields.get("tie_word_embeddings")}
+    part = Fields(values, f"{fields.source}: text_config")
+    if part.get("model_type") != kind:
+        raise part.fail(
+            "model_type",
+            f"is {shown(part.get('model_type'))}, which is not supported in a {name} (supported: {kind})",
+        )
+    return part
 
 
 def _gguf_spec(file: GGUFFile) -> tuple[Family, ModelSpec]:

@@ -20,6 +20,7 @@ SUPPORTED: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "yarn", "llam
 def rope_from_hf(
     config: Fields,
     head_dim: int,
+    longest: int,
     *,
     theta: float = 10000.0,
     partial: float = 1.0,
@@ -27,9 +28,9 @@ def rope_from_hf(
 ) -> RopeSpec:
     """From `rope_parameters`, or from `rope_theta` and `rope_scaling` as older files write it.
 
-    theta, partial: the model's values where the file gives none. layer_type: the entry to take when
-    `rope_parameters` holds one for each type of layer. ModelError names the kind when it is not one of
-    `SUPPORTED`.
+    longest: the model's own longest sequence. theta, partial: its values where the file gives none.
+    layer_type: the entry to take when `rope_parameters` holds one for each type of layer. ModelError names
+    the kind when it is not one of `SUPPORTED`.
     """
     key = "rope_parameters" if config.table("rope_parameters") is not None else "rope_scaling"
     values: dict[str, Any] = config.table(key) or {}
@@ -54,7 +55,7 @@ def rope_from_hf(
             "partial_rotary_factor", f"is {share}: an even number of at most {head_dim} values must be turned"
         )
     fields.refuse_unread()
-    rope = _READERS[kind](config, fields, RopeSpec(theta, rotary_dim))
+    rope = _READERS[kind](config, fields, RopeSpec(theta, rotary_dim), longest)
     if not usable(rope):
         raise config.fail(key, "does not give finite frequencies")
     return rope
@@ -68,27 +69,26 @@ def usable(rope: RopeSpec) -> bool:
         return False
 
 
-def _default(config: Fields, fields: Fields, plain: RopeSpec) -> RopeSpec:
+def _default(config: Fields, fields: Fields, plain: RopeSpec, longest: int) -> RopeSpec:
     return plain
 
 
-def _linear(config: Fields, fields: Fields, plain: RopeSpec) -> RopeSpec:
+def _linear(config: Fields, fields: Fields, plain: RopeSpec, longest: int) -> RopeSpec:
     return RopeSpec(plain.theta, plain.rotary_dim, "linear", fields.number("factor"))
 
 
-def _dynamic(config: Fields, fields: Fields, plain: RopeSpec) -> RopeSpec:
-    length = config.integer("max_position_embeddings", 2048)
+def _dynamic(config: Fields, fields: Fields, plain: RopeSpec, longest: int) -> RopeSpec:
     return RopeSpec(
         plain.theta,
         plain.rotary_dim,
         "dynamic",
         fields.number("factor"),
-        original_max_position=length,
-        length=length,
+        original_max_position=longest,
+        length=longest,
     )
 
 
-def _llama3(config: Fields, fields: Fields, plain: RopeSpec) -> RopeSpec:
+def _llama3(config: Fields, fields: Fields, plain: RopeSpec, longest: int) -> RopeSpec:
     low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
     if high <= low:
         raise fields.fail("high_freq_factor", f"is {high}; it must be above low_freq_factor, {low}")
@@ -96,8 +96,7 @@ def _llama3(config: Fields, fields: Fields, plain: RopeSpec) -> RopeSpec:
     return RopeSpec(plain.theta, plain.rotary_dim, "llama3", factor, low, high, original)
 
 
-def _yarn(config: Fields, fields: Fields, plain: RopeSpec) -> RopeSpec:
-    longest = config.integer("max_position_embeddings", 2048)
+def _yarn(config: Fields, fields: Fields, plain: RopeSpec, longest: int) -> RopeSpec:
     original = fields.integer("original_max_position_embeddings", longest)
     factor = fields.number("factor", longest / original)
     return RopeSpec(
@@ -127,8 +126,7 @@ def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
 
-def _longrope(config: Fields, fields: Fields, plain: RopeSpec) -> RopeSpec:
-    longest = config.integer("max_position_embeddings", 2048)
+def _longrope(config: Fields, fields: Fields, plain: RopeSpec, longest: int) -> RopeSpec:
     beside = config.get("original_max_position_embeddings") is not None  # it wins where there are both
     original = (config if beside else fields).integer("original_max_position_embeddings", longest)
     factor = fields.number("factor", longest / original)

@@ -45,11 +45,15 @@ class SafetensorsStore:
     """All tensors of a directory. Opening maps the files and reads their headers."""
 
     notes: tuple[str, ...] = ()
+    model_format = "hf"
 
     def __init__(self, directory: Path) -> None:
         self.source = str(directory)
         self._places: dict[str, _Place] = {}
-        for shard, names in _shards(directory).items():
+        shards = _shards(directory)
+        old = directory / "quantize_config.json"
+        self.files = (directory / "config.json", *([old] if is_there(old) else []), *shards)
+        for shard, names in shards.items():
             self._open(shard, names)
 
     def _open(self, shard: Path, expected: set[str] | None) -> None:

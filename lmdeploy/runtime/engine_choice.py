@@ -60,8 +60,11 @@ class Offers:
         return f"torch {self.torch.version} was built without CUDA; install a CUDA build of it"
 
 
-def choose_engine(config: EngineConfig, offers: Offers, refusal: str | None) -> Choice:
-    """refusal: why the native engine cannot compute the model, None when it can. ConfigError, ModelError."""
+def choose_engine(config: EngineConfig, offers: Offers, refusal: str | None, packed: bool = False) -> Choice:
+    """refusal: why the native engine cannot compute the model, None when it can. packed: its weights are in
+    the native engine's own form. ConfigError, ModelError."""
+    if packed:
+        return _packed(config, offers, refusal)
     if isinstance(config, TurbomindEngineConfig):
         if refusal is not None:
             raise ModelError(f"{refusal}; the PyTorch engine may (PytorchEngineConfig, --backend pytorch)")
@@ -77,6 +80,17 @@ def choose_engine(config: EngineConfig, offers: Offers, refusal: str | None) -> 
     if offers.gpus:
         return _native("it computes this model", offers, note=_unused_card(offers))
     return _native("it computes this model, and there is no GPU", offers)
+
+
+def _packed(config: EngineConfig, offers: Offers, refusal: str | None) -> Choice:
+    if isinstance(config, PytorchEngineConfig):
+        raise ModelError(
+            "the model was converted for the native engine, which the PyTorch engine cannot read; give it the"
+            " model as it was before"
+        )
+    if refusal is not None:
+        raise ModelError(refusal)
+    return _native("the model was converted for it", offers, note=_unused_card(offers))
 
 
 def on_the_cpu(choice: Choice, offers: Offers, reason: str) -> Choice:

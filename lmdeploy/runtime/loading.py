@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from lmdeploy.runtime.machine import resident_bytes
@@ -17,14 +18,15 @@ _PERIOD = 0.25  # seconds between two looks
 
 
 class Loading:
-    """While it is entered, one line on a terminal tells how far this process is with taking `total` bytes.
+    """While it is entered, one line on a terminal tells how far this process is with taking `total` bytes,
+    or how many of them `done` says are done.
 
     0 stands for memory that is not this process's, such as a card's. The line is erased at the end;
     what is soon done shows none.
     """
 
-    def __init__(self, total: int) -> None:
-        self._total = total
+    def __init__(self, total: int, verb: str = "loading", done: Callable[[], int] | None = None) -> None:
+        self._total, self._verb, self._done = total, verb, done
         self._before = resident_bytes()
         self._began = time.monotonic()
         self._over = threading.Event()
@@ -34,9 +36,11 @@ class Loading:
         """What is shown now."""
         seconds = time.monotonic() - self._began
         if not self._total:
-            return f"loading: {seconds:.0f} s"
+            return f"{self._verb}: {seconds:.0f} s"
+        if self._done is not None:
+            return f"{self._verb}: {size(self._done())} of {size(self._total)}, {seconds:.0f} s"
         taken = min(max(resident_bytes() - self._before, 0), self._total)
-        return f"loading: {size(taken)} of {size(self._total)} in memory, {seconds:.0f} s"
+        return f"{self._verb}: {size(taken)} of {size(self._total)} in memory, {seconds:.0f} s"
 
     def __enter__(self) -> Loading:
         if sys.stderr.isatty():

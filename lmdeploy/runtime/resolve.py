@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmdeploy import env
-from lmdeploy.config import DEFAULT_MAX_BATCH_SIZE, EngineConfig, TurbomindEngineConfig
+from lmdeploy.config import DEFAULT_MAX_BATCH_SIZE, NATIVE_DTYPES, EngineConfig, TurbomindEngineConfig
 from lmdeploy.engine.executor import Limits
 from lmdeploy.errors import CapacityError, ConfigError, ModelError
 from lmdeploy.models.checkpoint import Checkpoint
@@ -101,7 +101,8 @@ def resolve(
     path = resolve_model_path(model, revision=config.revision, download_dir=config.download_dir)
     checkpoint = open_checkpoint(path, config.model_format)
     try:
-        choice = choose_engine(config, offers, refusal := _native_refusal(checkpoint))
+        refusal, packed = _native_refusal(checkpoint, config.dtype), checkpoint.packed is not None
+        choice = choose_engine(config, offers, refusal, packed)
         try:
             return _resolve(model, path, checkpoint, config, machine, choice, server)
         except CapacityError as error:
@@ -160,8 +161,10 @@ def _accuracy(config: EngineConfig) -> Accuracy:
     return config.accuracy if isinstance(config, TurbomindEngineConfig) else TurbomindEngineConfig().accuracy
 
 
-def _native_refusal(checkpoint: Checkpoint) -> str | None:
+def _native_refusal(checkpoint: Checkpoint, dtype: str) -> str | None:
     """Why the native engine cannot compute a model here, from headers alone; None when it can."""
+    if dtype not in NATIVE_DTYPES:
+        return f"dtype={dtype} is not supported by the native engine (supported: {', '.join(NATIVE_DTYPES)})"
     try:
         kernel_sets()
         model_layout(checkpoint.spec, {name: checkpoint.info(name) for name in checkpoint.names()})

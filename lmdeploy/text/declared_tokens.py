@@ -49,8 +49,9 @@ def read_declared(directory: Path) -> DeclaredTokens:
     special = optional_json(directory / "special_tokens_map.json")
     named: dict[str, str] = {}
     for name in NAMES:
-        text = _text(config.get(name)) or _text(special.get(name))
-        if text is not None:
+        first = _named(config, name, directory / "tokenizer_config.json")
+        second = _named(special, name, directory / "special_tokens_map.json")
+        if (text := first or second) is not None:
             named[name] = text
     listed = [*_entries(special), *_entries(config)]
     extra = tuple(dict.fromkeys(text for entry in listed if (text := _text(entry)) is not None))
@@ -80,6 +81,20 @@ def _text(value: Any) -> str | None:
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
+
+
+def _named(content: Mapping[str, Any], name: str, source: Path) -> str | None:
+    """The text of bos_token and its like; None where there is none. ModelError when it is no token."""
+    value = content.get(name)
+    inner = value.get("content") if isinstance(value, Mapping) else value
+    if inner is None and not isinstance(value, Mapping):
+        return None
+    if not isinstance(inner, str):
+        raise ModelError(
+            f"{source}: {name} is {shown(value)}; a text, an object with the text as its content, or null is"
+            " expected."
+        )
+    return inner or None
 
 
 def _added_decoder(value: Any, source: Path) -> dict[int, AddedToken]:

@@ -1,8 +1,9 @@
 """How finely activations are rounded before they meet quantised weights: the engine option `accuracy`.
 
-A group of a row's values is held in one int8 plane or in two (csrc/kernels/table.h). Here is decided, for each
-projection, from which ratio of the group's largest value to its root mean square on it gets the second one. The rule
-looks at the group alone, so a row's result does not depend on what else is in the batch. Knows no kernels.
+A group of a row's values is held in one int8 plane or in two (csrc/kernels/table.h). Here is decided, for
+each projection, from which ratio of the group's largest value to its root mean square on it gets the second
+one. The rule looks at the group alone, so a row's result does not depend on what else is in the batch. Knows
+no kernels.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Owns the loaded model. Decides nothing: limits, threads and the number of blocks
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,7 @@ from lmdeploy.models.spec import LayerSpec, ModelSpec
 from lmdeploy.turbomind.accuracy import Accuracy
 from lmdeploy.turbomind.cpus import choose_cpus
 from lmdeploy.turbomind.layout import ACTIVATIONS, InputLayout, LayerLayout, ModelLayout, model_layout
+from lmdeploy.turbomind.packed import read_weights
 from lmdeploy.turbomind.plan import rope_kinds
 from lmdeploy.turbomind.weights import load_weights
 
@@ -57,7 +59,10 @@ class TurbomindExecutor:
         shape, limits = native_shape(spec, layout), native_limits(config)
         self._model: native.Model | None = Model(shape, limits, cpus, layout.nbytes)
         self._config, self._vocab_size = config, spec.vocab_size
-        load_weights(self._model, checkpoint, layout)
+        if checkpoint.packed is None:
+            load_weights(self._model, checkpoint, layout)
+        else:
+            read_weights(self._model, Path(checkpoint.source), checkpoint.packed, layout)
 
     def capabilities(self) -> Capabilities:
         """What the engine must know."""

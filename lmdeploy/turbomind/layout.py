@@ -200,10 +200,18 @@ def _with_planes(layout: ModelLayout, accuracy: Accuracy) -> ModelLayout:
     def planes(linear: LinearLayout, role: str) -> LinearLayout:
         return replace(linear, input=replace(linear.input, threshold=threshold(accuracy, role)))
 
-    roles = ("qkv", "o", "gate_up", "down")
-    layers = (replace(x, **{role: planes(getattr(x, role), role) for role in roles}) for x in layout.layers)
+    layers = tuple(
+        LayerLayout(
+            planes(x.qkv, "qkv"),
+            planes(x.o, "o"),
+            planes(x.gate_up, "gate_up"),
+            planes(x.down, "down"),
+            x.vectors,
+        )
+        for x in layout.layers
+    )
     head_input = replace(layout.head_input, threshold=threshold(accuracy, "head"))
-    return replace(layout, layers=tuple(layers), head_input=head_input)
+    return replace(layout, layers=layers, head_input=head_input)
 
 
 def _layer(spec: ModelSpec, index: int, headers: Headers) -> LayerLayout:

@@ -5,6 +5,7 @@ Knows the layout (`layout.py`) and hands rows of codes to the extension; knows n
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 import ml_dtypes
@@ -20,17 +21,15 @@ from lmdeploy.turbomind.layout import (
     INT8_MIN,
     W4_MIN,
     W4_ZERO,
-    LayerLayout,
-    LinearLayout,
     MatrixLayout,
     ModelLayout,
 )
+from lmdeploy.turbomind.placement import Order, Placement
 
 if TYPE_CHECKING:
     from lmdeploy.turbomind._turbomind import Model
 
 U16 = npt.NDArray[np.uint16]
-Order = npt.NDArray[np.int32]
 _ROWS_AT_ONCE = 4096  # dense rows converted together; a multiple of a tile
 
 
@@ -42,54 +41,31 @@ class Readable(Protocol):
 
 def load_weights(model: Model, checkpoint: Readable, layout: ModelLayout) -> None:
     """Read, check, pack and hand over every tensor of `layout`. ModelError names a tensor that is damaged."""
-    Loader(model, checkpoint).load(layout)
+    Loader(model, checkpoint, layout).run()
 
 
-class Loader:
+class Loader(Placement):
     """One pass over a checkpoint; remembers which tensors lost digits, and in what order inputs come."""
 
-    def __init__(self, model: Model, checkpoint: Readable) -> None:
+    def __init__(self, model: Model, checkpoint: Readable, layout: ModelLayout) -> None:
+        super().__init__(model, layout)
         self._model, self._checkpoint = model, checkpoint
         self._rounded: list[str] = []
         self._coarse: list[str] = []  # whose scales or minima lost digits
         self._orders: dict[str, Order] = {}  # of the tensors of the linear being loaded
 
-    def load(self, layout: ModelLayout) -> None:
-        """Everything, in the order of the layout."""
-        embedding = self._matrix(layout.embedding)
-        self._model.set_embedding(embedding)
-        for index, layer in enumerate(layout.layers):
-            self._layer(index, layer)
-        self._orders.clear()
-        head = embedding if layout.head is None else self._matrix(layout.head)
-        self._model.set_linear(0, "head", [head], -1)
-        if layout.head_ordered:
-            self._model.set_order(0, "head", self._order())
-        self._model.set_vector(0, "final_norm", self._vectors(["norm.weight"]))
+    def run(self) -> None:
+        super().run()
         _report(self._rounded, "values rounded to bfloat16")
         _report(self._coarse, "scales and minima of groups rounded to float16")
 
-    def _layer(self, index: int, layer: LayerLayout) -> None:
-        for role, linear in (("qkv", layer.qkv), ("o", layer.o), ("down", layer.down)):
-            self._linear(index, role, linear, self._vectors(linear.biases) if linear.biases else -1)
-        # What `down` reads is computed in its order: the channels of gate and up move, not the values.
-        order = self._order() if layer.down.ordered else None
-        self._linear(index, "gate_up", layer.gate_up, -1, order)
-        for role, name in zip(("gate_bias", "up_bias"), layer.gate_up.biases, strict=False):
-            self._model.set_vector(index, role, self._vectors([name], order))
-        for role, name in layer.vectors.items():
-            self._model.set_vector(index, role, self._vectors([name]))
-
-    def _linear(
-        self, index: int, role: str, linear: LinearLayout, bias: int, rows: Order | None = None
-    ) -> None:
+    def begin(self) -> None:
         self._orders.clear()
-        matrices = [self._matrix(matrix, rows) for matrix in linear.matrices]
-        self._model.set_linear(index, role, matrices, bias)
-        if linear.ordered and role != "down":
-            self._model.set_order(index, role, self._order())
 
-    def _order(self) -> Order:
+    def keep_order(self, index: int, role: str, count: int) -> None:
+        self._model.set_order(index, role, self.order())
+
+    def order(self) -> Order:
         """In which the tensors read last list their inputs; all must agree."""
         (first, order), *others = self._orders.items()
         for name, other in others:
@@ -97,16 +73,17 @@ class Loader:
                 raise ModelError(f"tensors {first!r} and {name!r} list the same inputs in different orders")
         return order
 
-    def _vectors(self, names: list[str] | tuple[str, ...], order: Order | None = None) -> int:
+    def vectors(self, names: Iterable[str], order: Order | None = None) -> int:
         """Biases or a norm, joined, in float32."""
+        names = list(names)
         values = [np.asarray(self._checkpoint.read(name)).astype(np.float32) for name in names]
         for name, value in zip(names, values, strict=True):
             _require_finite(bool(np.isfinite(value).all()), name)
         joined = np.concatenate(values)
         return self._model.add_vector(joined if order is None else joined[order])
 
-    def _matrix(self, layout: MatrixLayout, rows: Order | None = None) -> int:
-        matrix = self._model.add_matrix(layout.kind, layout.n, layout.k, layout.group)
+    def matrix(self, layout: MatrixLayout, rows: Order | None = None) -> int:
+        matrix = super().matrix(layout)
         row = 0
         for half, name in enumerate(layout.tensors):
             tensor = self._checkpoint.read(name)

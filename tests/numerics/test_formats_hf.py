@@ -33,10 +33,13 @@ Quantise = Callable[[str, int, int, int], "tuple[q.Parts, q.Array] | None"]
 def integers(
     pack: Callable[[q.Array | None], Callable[..., q.Parts]], group: int, act_order: bool = False, **form: Any
 ) -> Quantise:
-    """Random matrices; those that share an input share its order, as calibration on that input gives it."""
+    """Random matrices; those that share an input share its order, as calibration on that input gives it.
+
+    group 0: one for each output channel.
+    """
 
     def quantise(name: str, n: int, k: int, seed: int) -> tuple[q.Parts, q.Array]:
-        matrix = q.random_matrix(n, k, group, seed=seed, **form)
+        matrix = q.random_matrix(n, k, group or k, seed=seed, **form)
         same_input = {"self_attn.q": 0, "self_attn.k": 0, "self_attn.v": 0, "mlp.gate": 1, "mlp.up": 1}
         key = next((i for part, i in same_input.items() if part in name), 2 + seed % 100)
         g_idx = q.act_order(k, group, 1000 * (seed // 100) + key) if act_order else None
@@ -51,6 +54,10 @@ def gptq(bits: int = 4, less: int = 1) -> Callable[[q.Array | None], Callable[..
 
 def packed(bits: int = 4, symmetric: bool = False) -> Callable[[q.Array | None], Callable[..., q.Parts]]:
     return lambda g_idx: q.pack_compressed(bits, symmetric, g_idx)
+
+
+def as_bytes(symmetric: bool = True) -> Callable[[q.Array | None], Callable[..., q.Parts]]:
+    return lambda g_idx: q.store_bytes(symmetric)
 
 
 def fp8_blocks(name: str, n: int, k: int, seed: int) -> tuple[q.Parts, q.Array]:
@@ -69,12 +76,15 @@ def config(method: str, **more: Any) -> dict[str, Any]:
     return {"quant_method": method, "bits": 4, "group_size": 128, **more}
 
 
-def compressed(bits: int, symmetric: bool) -> dict[str, Any]:
-    weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group"}
+def compressed(
+    bits: int, symmetric: bool, form: str = "pack-quantized", strategy: str = "group"
+) -> dict[str, Any]:
+    weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": strategy}
+    activations = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "config_groups": {"group_0": {"weights": weights}},
+        "format": form,
+        "config_groups": {"group_0": {"weights": weights, "input_activations": activations}},
     }
 
 
@@ -110,6 +120,22 @@ CASES: dict[str, tuple[Quantise, dict[str, Any]]] = {
     "gptq 8 bit": (
         integers(gptq(8), 128, True, bits=8, symmetric=True),
         config("gptq", bits=8, sym=True, desc_act=True),
+    ),
+    "gptq 8 bit with zero points, act-order": (
+        integers(gptq(8), 64, True, bits=8, least_zero=1),
+        config("gptq", bits=8, sym=False, group_size=64, desc_act=True),
+    ),
+    "compressed-tensors 8 bit with zero points": (
+        integers(packed(8), 128, bits=8),
+        compressed(8, False),
+    ),
+    "compressed-tensors W8A8": (
+        integers(as_bytes(), 0, bits=8, symmetric=True),
+        compressed(8, True, "int-quantized", "channel"),
+    ),
+    "compressed-tensors W8A8 with zero points, some plain": (
+        but(integers(as_bytes(False), 0, bits=8), "v_proj", "up_proj", "o_proj"),
+        compressed(8, False, "int-quantized", "channel"),
     ),
     "compressed-tensors": (integers(packed(), 128), compressed(4, False)),
     "compressed-tensors symmetric": (integers(packed(4, True), 64, symmetric=True), compressed(4, True)),
@@ -161,7 +187,9 @@ def test_a_quantised_head_in_its_own_order(tmp_path: Path) -> None:
     assert relative_rms(sequence_logits(executor, IDS), expected_logits(model)) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["awq 64", "gptq act-order", "compressed-tensors", "fp8 blocks"])
+@pytest.mark.parametrize(
+    "name", ["awq 64", "gptq act-order", "compressed-tensors", "compressed-tensors W8A8", "fp8 blocks"]
+)
 def test_the_torch_engine_holds_the_same_weights(name: str, tmp_path: Path) -> None:
     quantise, quantization = CASES[name]
     model = q.llama(quantise)

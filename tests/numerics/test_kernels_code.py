@@ -48,7 +48,7 @@ def ends_group(loop: list[tuple[int, str, str]]) -> bool:
 def test_hot_loops_touch_no_stack():
     loops = innermost_loops(instructions())
     for hot, register in HOT.items():
-        found = [loop for loop in loops if sum(name == hot for _, name, _ in loop) >= 4 and not ends_group(loop)]
+        found = [x for x in loops if sum(name == hot for _, name, _ in x) >= 4 and not ends_group(x)]
         assert len(found) >= 8, f"too few loops with {hot}: the test no longer sees the kernels"
         for loop in found:
             spills = [ops for _, _, ops in loop if register in ops and STACK.search(ops)]

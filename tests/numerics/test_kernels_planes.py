@@ -1,4 +1,4 @@
-"""One and two activation planes: which groups get the second, what it buys, and that no row sees its neighbours."""
+"""One and two activation planes: which groups get the second, what it buys, no row sees its neighbours."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_products_of_the_planes(name, kind, group, threshold):
 
 @pytest.mark.parametrize("name", TABLES)
 def test_what_a_plane_costs(name):
-    """kernels.md's bounds: one plane 1e-2 for normal values, outliers only with their own plane below 1e-2."""
+    """One plane does for values of one size; outliers need the second."""
     n, k, group = 64, 1024, 128
     weights = cases.make_weights("w4zero", n, k, group)
     x = np.random.default_rng(5).standard_normal((8, k)).astype(np.float32)

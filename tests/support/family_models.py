@@ -102,7 +102,8 @@ def pairs_together(weight: Array, heads: int) -> Array:
     return weight.reshape(heads, 2, shape[0] // heads // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
 
 
-NEIGHBOURS = ("llama", "internlm2", "smollm3", "granite")  # architectures whose q and k are reordered
+# Architectures whose q and k are reordered.
+NEIGHBOURS = ("llama", "internlm2", "smollm3", "granite", "mistral3")
 GGUF_KEYS: dict[str, dict[str, str]] = {
     "gemma2": {
         "sliding_window": "attention.sliding_window",
@@ -177,13 +178,13 @@ def gguf_tensors(model: Any, arch: str) -> dict[str, Array]:
     return tensors
 
 
-def write_gguf(path: Path, model: Any, arch: str) -> Path:
-    """Matrices in bfloat16 (exact), vectors in float32."""
+def write_gguf(path: Path, model: Any, arch: str, tensors: Mapping[str, Array] | None = None) -> Path:
+    """Matrices in bfloat16 (exact), vectors in float32. tensors: in place of those of `gguf_tensors`."""
     writer = gguf.GGUFWriter(str(path), arch)
     for key, value in gguf_metadata(model, arch).items():
         add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
         add(f"{arch}.{key}", value)
-    for name, values in gguf_tensors(model, arch).items():
+    for name, values in (tensors or gguf_tensors(model, arch)).items():
         if values.ndim == 1:
             writer.add_tensor(name, np.ascontiguousarray(values, np.float32))
         else:

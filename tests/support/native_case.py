@@ -27,6 +27,7 @@ class MemoryCheckpoint:
     spec: ModelSpec
     tensors: Mapping[str, Tensor]
     reads: int = 0
+    packed: None = None
 
     def names(self) -> frozenset[str]:
         return frozenset(self.tensors)

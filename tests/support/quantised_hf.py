@@ -92,6 +92,25 @@ def pack_compressed(
     return pack
 
 
+def store_bytes(symmetric: bool = True, shape: tuple[int, ...] | None = None) -> Callable[..., Parts]:
+    """compressed-tensors' W8A8: codes and zero points less 128 as int8. shape: of the scales in the file."""
+
+    def store(codes: Array, zeros: Array, scales: Array) -> Parts:
+        count = int(np.prod(shape)) if shape is not None else scales.size
+        form = scales.shape if shape is None else shape
+        parts = {
+            "weight": (codes.astype(np.int16) - 128).astype(np.int8),
+            "weight_scale": scales.reshape(-1)[:count].reshape(form),
+        }
+        if not symmetric:
+            parts["weight_zero_point"] = (
+                (zeros.astype(np.int16) - 128).astype(np.int8).ravel()[:count].reshape(form)
+            )
+        return parts
+
+    return store
+
+
 def act_order(k: int, group: int, seed: int) -> Array:
     """Group of each input when inputs were quantised in a random order."""
     result = np.empty(k, np.int64)

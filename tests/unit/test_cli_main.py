@@ -49,7 +49,7 @@ def test_version_is_that_of_the_package() -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["convert", "internlm2", "./m"], "`lmdeploy convert` does not exist: models are loaded as they are"),
+        (["convert", "./m"], "the folder to write is missing: lmdeploy convert ./m DIR"),
         (["list"], "`lmdeploy check_env` lists the model families"),
         (["serve", "gradio", "./m"], "`lmdeploy serve gradio` does not exist"),
         (["serve", "api_client", "http://x"], "any OpenAI client"),

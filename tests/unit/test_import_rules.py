@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from lmdeploy.models.registry import FAMILIES
+
 ROOT = Path(__file__).resolve().parents[2] / "lmdeploy"
 BASE = {"errors", "field_checks", "config", "env", "logging", "version"}
 TEXT_AND_NUMBERS = BASE | {"quant", "text"}
@@ -56,10 +58,9 @@ ONLY_IN = {
 }
 ENGINE_THIRD_PARTY = {"numpy"}
 NO_FAMILY_NAMES = r"llm[-_]smollm2|llama3|llama\.cpp|llama_4_scaling_beta"
-FAMILY_NAMES = re.compile(
-    r"llama|qwen|mistral|mixtral|internlm|phi3|gemma|deepseek|glm4|granite|olmo|baichuan|falcon|smollm|seed_?oss",
-    re.I,
-)
+# Families that there are, without their version where that is a name, and some that there may be.
+STEMS = {re.sub(r"(?<=\D{4})\d+$", "", family.name).replace("_", "_?") for family in FAMILIES}
+FAMILY_NAMES = re.compile("|".join(sorted(STEMS | {"mixtral", "deepseek", "baichuan", "falcon"})), re.I)
 # The registry lists the families; the smoke model must be of one; GGUF names its tokenizers after families.
 FAMILY_EXEMPT = (
     "models/families/",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -270,14 +271,14 @@ def test_fused_projections_are_split_by_rows(tmp_path: Path) -> None:
         ({**AWQ, "group_size": 48}, "quantization_config.group_size is 48"),
         ({**AWQ, "group_size": None}, "quantization_config.group_size is None"),
         ({**GPTQ, "bits": 2}, "quantization_config.bits is 2"),
-        ({**GPTQ, "bits": 8, "sym": False}, "quantization_config.sym is False"),
+        ({**GPTQ, "sym": "no"}, "quantization_config.sym is 'no'"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "quantization_config.checkpoint_format is 'marlin'"),
         ({**GPTQ, "desc_act": "yes"}, "quantization_config.desc_act is 'yes'"),
         (compressed("nvfp4-pack-quantized"), "quantization_config.format is 'nvfp4-pack-quantized'"),
-        (compressed("int-quantized"), "quantization_config.format is 'int-quantized'"),
+        (compressed("int-quantized"), "quantization_config.config_groups.group_0.weights.num_bits is 4"),
+        (compressed("int-quantized", num_bits=8, strategy="block"), "group_0.weights.strategy is 'block'"),
         (compressed(num_bits=2), "quantization_config.config_groups.group_0.weights.num_bits is 2"),
         (compressed(type="float"), "quantization_config.config_groups.group_0.weights.type is 'float'"),
-        (compressed(num_bits=8), "weights.symmetric is False"),
         ({**compressed(), "config_groups": {}}, "config_groups is missing or empty"),
         ({**FP8_BLOCK, "fmt": "e5m2"}, "quantization_config.fmt is 'e5m2'"),
         ({**FP8_BLOCK, "weight_block_size": [128]}, "quantization_config.weight_block_size is [128]"),
@@ -379,10 +380,44 @@ def test_orders_that_cannot_be_are_refused() -> None:
         read({**GPTQ, "desc_act": True}, ordered)
 
 
-def test_eight_bits_with_a_zero_point_are_refused() -> None:
+def test_zero_points_of_symmetric_weights_are_refused() -> None:
     matrix = q.random_matrix(8, 128, 128, 8, least_zero=1)
-    with pytest.raises(ModelError, match="holds zero points other than 128"):
+    with pytest.raises(ModelError, match="holds zero points other than 128, although sym is true"):
         read({**GPTQ, "bits": 8, "sym": True}, q.pack_gptq(8)(*matrix))
+
+
+@some
+@shapes
+def test_eight_bits_with_zero_points(words: int, groups: int, group: int, seed: int) -> None:
+    """As code * scale + minimum, without a rounding."""
+    n, k = 8 * words, group * (groups + 1)
+    matrix = q.random_matrix(n, k, group, 8, seed=seed, least_zero=1)
+    expected, g_idx = q.weights(*matrix), q.act_order(k, group, seed)
+    gptq = {**GPTQ, "bits": 8, "group_size": group}
+    check(gptq, q.pack_gptq(8)(*matrix), expected)
+    ordered = q.pack_gptq(8, g_idx=g_idx)(*matrix)
+    check({**gptq, "desc_act": True}, ordered, q.weights(*matrix, g_idx), ordered=True)
+    packed = compressed(num_bits=8, group_size=group)
+    check(packed, q.pack_compressed(8)(*matrix), expected)
+    check(packed, q.pack_compressed(8, g_idx=g_idx)(*matrix), q.weights(*matrix, g_idx), ordered=True)
+
+
+@pytest.mark.parametrize("form", ["int-quantized", "naive-quantized"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(("strategy", "groups"), [("tensor", 1), ("channel", 1), ("group", 4)])
+def test_weights_stored_as_bytes(form: str, symmetric: bool, strategy: str, groups: int) -> None:
+    """W8A8: signed codes and zero points, a scale for a matrix, a channel or a group."""
+    codes, zeros, scales = q.random_matrix(24, 128, 128 // groups, 8, symmetric, seed=3)
+    if strategy == "tensor":
+        zeros, scales = np.full_like(zeros, zeros[0, 0]), np.full_like(scales, scales[0, 0])
+    expected = q.weights(codes, zeros, scales)
+    config = compressed(form, num_bits=8, symmetric=symmetric, strategy=strategy)
+    for shape in {"tensor": [(), (1,), (1, 1)], "channel": [(24,), (24, 1)], "group": [(24, 4)]}[strategy]:
+        parts = q.store_bytes(symmetric, shape)(codes, zeros, scales)
+        check(config, parts, expected)
+    for part, value in (("weight_scale", np.ones((24, 3), np.float16)), ("weight", codes)):
+        with pytest.raises(ModelError, match=f"'x.{part}' (has shape|is of type)"):
+            read(config, {**parts, part: value})
 
 
 def test_model_format_follows_the_files(tmp_path: Path) -> None:
@@ -397,6 +432,37 @@ def test_model_format_follows_the_files(tmp_path: Path) -> None:
         open_checkpoint(plain)
 
 
+def test_old_gptq_directories_say_it_in_a_file_of_their_own(tmp_path: Path) -> None:
+    """quantize_config.json as AutoGPTQ wrote it before transformers had quantization_config."""
+
+    def gptq(name: str, n: int, k: int, seed: int) -> tuple[q.Parts, q.Array]:
+        matrix = q.random_matrix(n, k, 128, seed=seed, least_zero=1)
+        return q.pack_gptq()(*matrix), q.weights(*matrix)
+
+    old = {
+        **{"bits": 4, "group_size": 128, "damp_percent": 0.1, "desc_act": False, "sym": False},
+        **{"true_sequential": True, "model_name_or_path": None, "model_file_base_name": "model"},
+    }
+    model = q.llama(gptq)
+    path = model.write(tmp_path, None)
+    (path / "quantize_config.json").write_text(json.dumps(old))
+    for accepted in (None, "gptq"):
+        checkpoint = open_checkpoint(path, accepted)
+        tensor = checkpoint.read("layers.0.ffn.up_proj.weight")
+        assert isinstance(tensor, GroupedTensor)
+        assert np.array_equal(tensor.dequantize(), model.dense["model.layers.0.mlp.up_proj.weight"])
+    for change, words in (
+        ({"bits": 3}, r"quantize_config\.json: .*bits is 3"),
+        ({"is_marlin_format": True}, r"quantize_config\.json: .*is_marlin_format is True"),
+        ({"quant_method": "qqq"}, r"quantize_config\.json: .*method 'qqq'"),
+    ):
+        (path / "quantize_config.json").write_text(json.dumps({**old, **change}))
+        with pytest.raises(ModelError, match=words):
+            open_checkpoint(path)
+    model.write(tmp_path, GPTQ)  # config.json is what counts where it says something
+    open_checkpoint(path).close()
+
+
 def test_what_is_rounded_is_said(tmp_path: Path) -> None:
     def fp8(name: str, n: int, k: int, seed: int) -> tuple[q.Parts, q.Array]:
         values = q.e4m3(np.random.default_rng(seed).standard_normal((n, k)))
@@ -405,6 +471,17 @@ def test_what_is_rounded_is_said(tmp_path: Path) -> None:
     path = q.llama(fp8).write(tmp_path / "fp8", {"quant_method": "fp8"})
     assert open_checkpoint(path).notes == ("fp8 weights are held as bfloat16, each rounded once",)
     assert open_checkpoint(q.llama(quantised).write(tmp_path / "awq", AWQ)).notes == ()
+    for config, words in (
+        ({**GPTQ, "bits": 8}, ["zero points"]),
+        ({**GPTQ, "bits": 8, "sym": True}, []),
+        (compressed(num_bits=8), ["zero points"]),
+        (compressed("int-quantized", num_bits=8, symmetric=True), ["activations"]),
+        (compressed("int-quantized", num_bits=8), ["activations", "zero points"]),
+    ):
+        scheme = scheme_of({"quantization_config": config}, "config.json")
+        assert scheme is not None
+        assert len(scheme.notes) == len(words)
+        assert all(word in note for word, note in zip(words, scheme.notes, strict=True))
 
 
 KEYS = sorted(

@@ -346,3 +346,22 @@ def test_half_a_character_in_a_file(name: str, tmp_path: Path) -> None:
 def test_a_switch_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"tokenizer_config.json: add_bos_token is 'yes'; true or false"):
         pieces_tokenizer(tmp_path / "m", tokenizer_config_json={"add_bos_token": "yes"})
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config", "special_tokens_map"])
+@pytest.mark.parametrize("token", ["bos_token", "eos_token", "pad_token"])
+@pytest.mark.parametrize("value", [1, False, ["<s>"], {"content": 2}, {}])
+def test_a_token_that_is_none_is_named(file: str, token: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        pieces_tokenizer(tmp_path / "m", **{f"{file}_json": {token: value}})
+    assert f"{file}.json: {token} is {value!r}; a text, an object" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_token_is_a_text_or_an_object_and_none_is_null_or_empty(tmp_path: Path) -> None:
+    for bos in (None, ""):
+        tokenizer = pieces_tokenizer(tmp_path / "none", tokenizer_config_json={"bos_token": bos})
+        assert tokenizer.named_tokens["bos_token"] == "<s>"  # that of the SentencePiece file
+    for bos in ("</s>", {"content": "</s>"}):
+        tokenizer = pieces_tokenizer(tmp_path / "some", special_tokens_map_json={"bos_token": bos})
+        assert tokenizer.named_tokens["bos_token"] == "</s>"

@@ -5,8 +5,8 @@ Knows where descriptions usually keep the sizes of a decoder; knows no family.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import NameTable
 from lmdeploy.models.fields import LARGEST_HEAD_DIM, LARGEST_LAYER_COUNT, Fields, shown
 from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.models.rope import llama3_divisors, usable, yarn_magnitude
+from lmdeploy.models.rope import llama3_divisors, rope_from_hf, usable, yarn_magnitude
 from lmdeploy.models.spec import Activation, AttentionSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -32,8 +32,10 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 class Family:
     """One row of the registry: names it answers to, how to read its description, where its tensors are.
 
-    models: the models it is for, as the documentation lists them. from_gguf: None when llama.cpp has no such
-    architecture. from_hf and from_gguf raise ModelError naming a field that they cannot honour.
+    models: the models it is for, as the documentation lists them. hf_text_parts: architectures of which it is
+    the language model, described in `text_config`, each with the model_type that this has. from_gguf: None
+    when llama.cpp has no such architecture. from_hf and from_gguf raise ModelError naming a field that they
+    cannot honour.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Family:
     hf_architectures: tuple[str, ...]
     from_hf: Callable[[Fields], ModelSpec]
     hf_names: NameTable
+    hf_text_parts: Mapping[str, str] = field(default_factory=dict)
     gguf_architectures: tuple[str, ...] = ()
     from_gguf: Callable[[Fields, GGUFFile], ModelSpec] | None = None
     gguf_names: NameTable | None = None
@@ -66,6 +69,10 @@ class Sizes:
         scale = self.head_dim**-0.5 if scale is None else scale
         return AttentionSpec(self.heads, self.kv_heads, self.head_dim, scale, rope, **fields)
 
+    def hf_rope(self, config: Fields, **given: Any) -> RopeSpec:
+        """The rotation that config.json describes; `given` as `rope.rope_from_hf` takes it."""
+        return rope_from_hf(config, self.head_dim, self.max_position, **given)
+
     def model(
         self, family: str, layers: LayerSpec | Sequence[LayerSpec], *, norm_offset: float = 0.0, **fields: Any
     ) -> ModelSpec:
@@ -83,16 +90,30 @@ class Sizes:
         )
 
 
-def hf_sizes(config: Fields, *, tied: bool = False, eps: float = 1e-6, max_position: int = 2048) -> Sizes:
-    """tied, eps, max_position: the architecture's values where config.json gives none."""
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+def hf_sizes(
+    config: Fields,
+    *,
+    tied: bool = False,
+    eps: float = 1e-6,
+    max_position: int = 2048,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    vocab: int | None = None,
+) -> Sizes:
+    """tied, eps, max_position, heads, vocab: the architecture's values where config.json gives none.
+
+    kv_heads, head_dim: its values where config.json does not have the key; null, and None here, mean as many
+    as there are heads, and an equal share of the hidden size.
+    """
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads", heads)
     return Sizes(
         hidden=hidden,
-        vocab=config.integer("vocab_size"),
+        vocab=config.integer("vocab_size", vocab),
         layers=config.integer("num_hidden_layers", most=LARGEST_LAYER_COUNT),
         heads=heads,
-        kv_heads=_kv_heads(config, "num_key_value_heads", heads),
-        head_dim=_head_dim(config, "head_dim", hidden, heads),
+        kv_heads=_kv_heads(config, "num_key_value_heads", heads, kv_heads),
+        head_dim=_head_dim(config, "head_dim", hidden, heads, head_dim),
         intermediate=config.integer("intermediate_size"),
         max_position=config.integer("max_position_embeddings", max_position),
         eps=config.number("rms_norm_eps", eps),
@@ -127,7 +148,9 @@ def gguf_sizes(fields: Fields, file: GGUFFile) -> Sizes:
     )
 
 
-def _head_dim(fields: Fields, key: str, hidden: int, heads: int) -> int:
+def _head_dim(fields: Fields, key: str, hidden: int, heads: int, absent: int | None = None) -> int:
+    if absent is not None and fields.absent(key):
+        return absent
     if fields.get(key) is None and hidden % heads:
         raise fields.fail(
             key, f"is missing and the hidden size, {hidden}, is no multiple of the {heads} heads"
@@ -138,8 +161,8 @@ def _head_dim(fields: Fields, key: str, hidden: int, heads: int) -> int:
     return head_dim
 
 
-def _kv_heads(fields: Fields, key: str, heads: int) -> int:
-    kv_heads = fields.integer(key, heads)
+def _kv_heads(fields: Fields, key: str, heads: int, absent: int | None = None) -> int:
+    kv_heads = fields.integer(key, absent if absent and fields.absent(key) else heads)
     if heads % kv_heads:
         raise fields.fail(key, f"is {kv_heads}, which does not divide the {heads} attention heads")
     return kv_heads
@@ -159,13 +182,17 @@ def activation(config: Fields, key: str = "hidden_act", default: str = "silu") -
     return _ACTIVATIONS[name]
 
 
-def positive(config: Fields, key: str) -> float | None:
-    """A finite number above zero, or None when absent, null or 0 (off)."""
+def positive(config: Fields, key: str, absent: float | None = None) -> float | None:
+    """A finite number above zero, or None when null or 0 (off). absent: where there is no such key."""
+    if config.absent(key):
+        return absent
     return None if config.get(key) in (None, 0) else config.number(key)
 
 
-def window(config: Fields, key: str = "sliding_window") -> int | None:
-    """Tokens of a sliding window; None when absent, null or 0 (off)."""
+def window(config: Fields, key: str = "sliding_window", absent: int | None = None) -> int | None:
+    """Tokens of a sliding window; None when null or 0 (off). absent: where there is no such key."""
+    if config.absent(key):
+        return absent
     return None if config.get(key) in (None, 0) else config.integer(key)
 
 

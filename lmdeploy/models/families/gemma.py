@@ -6,7 +6,6 @@ from lmdeploy.models.families.base import Family, activation, gguf_rope, gguf_si
 from lmdeploy.models.families.names import GGUF_NAMES, HF_NAMES
 from lmdeploy.models.fields import Fields
 from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.models.rope import rope_from_hf
 from lmdeploy.models.spec import Activation, FfnSpec, LayerSpec, ModelSpec
 
 
@@ -20,8 +19,9 @@ def _activation(config: Fields) -> Activation:
 
 
 def from_hf(config: Fields) -> ModelSpec:
-    sizes, bias = hf_sizes(config, tied=True, max_position=8192), config.flag("attention_bias")
-    rope = rope_from_hf(config, sizes.head_dim)
+    sizes = hf_sizes(config, tied=True, max_position=8192, kv_heads=16, head_dim=256)
+    bias = config.flag("attention_bias")
+    rope = sizes.hf_rope(config)
     attention = sizes.attention(rope, qkv_bias=bias, out_bias=bias)
     layer = LayerSpec(attention, FfnSpec(sizes.intermediate, _activation(config)))
     return sizes.model("gemma", layer, norm_offset=1.0, embedding_scale=sizes.hidden**0.5)

@@ -17,7 +17,6 @@ from lmdeploy.models.families.base import (
 from lmdeploy.models.families.names import GGUF_NAMES, HF_LAYER, HF_NAMES, layer_names
 from lmdeploy.models.fields import Fields
 from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.models.rope import rope_from_hf
 from lmdeploy.models.spec import FfnSpec, LayerSpec, ModelSpec
 
 LAYERS_27B = 46  # GGUF does not say the scale of scores; only the 27B model has another than the rest
@@ -36,10 +35,11 @@ HF_FOUR_NORMS: NameTable = {
 
 
 def from_hf(config: Fields) -> ModelSpec:
-    sizes, bias = hf_sizes(config, tied=True, max_position=8192), config.flag("attention_bias")
-    size, rope = window(config), rope_from_hf(config, sizes.head_dim)
+    sizes = hf_sizes(config, tied=True, max_position=8192, kv_heads=4, head_dim=256)
+    bias = config.flag("attention_bias")
+    size, rope = window(config, absent=4096), sizes.hf_rope(config)
     scale = config.number("query_pre_attn_scalar", 256) ** -0.5
-    cap = positive(config, "attn_logit_softcapping")
+    cap = positive(config, "attn_logit_softcapping", 50.0)
     ffn = FfnSpec(sizes.intermediate, activation(config, "hidden_activation", "gelu_pytorch_tanh"))
     layers = []
     for slides in sliding_layers(config, sizes.layers, [i % 2 == 0 for i in range(sizes.layers)]):
@@ -52,7 +52,7 @@ def from_hf(config: Fields) -> ModelSpec:
         layers,
         norm_offset=1.0,
         embedding_scale=sizes.hidden**0.5,
-        logit_softcap=positive(config, "final_logit_softcapping"),
+        logit_softcap=positive(config, "final_logit_softcapping", 30.0),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lmdeploy.models.families.base import (
     Family,
+    Sizes,
     activation,
     gguf_rope,
     gguf_sizes,
@@ -17,25 +18,25 @@ from lmdeploy.models.families.gemma2 import HF_FOUR_NORMS
 from lmdeploy.models.families.names import GGUF_NAMES
 from lmdeploy.models.fields import Fields
 from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.models.rope import rope_from_hf
 from lmdeploy.models.spec import FfnSpec, LayerSpec, ModelSpec, RopeSpec
 
 LAYERS_27B = 62  # GGUF does not say the scale of scores; only the 27B model has another than the rest
 
 
-def _ropes(config: Fields, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
+def _ropes(config: Fields, sizes: Sizes) -> tuple[RopeSpec, RopeSpec]:
     """Of full and of sliding layers; older files give the latter's theta alone."""
-    full = rope_from_hf(config, head_dim, theta=1e6, layer_type="full_attention")
+    full = sizes.hf_rope(config, theta=1e6, layer_type="full_attention")
     local = config.number("rope_local_base_freq", 10000.0)
     parameters = config.table("rope_parameters") or {}
     if "sliding_attention" not in parameters:
-        return full, RopeSpec(local, head_dim)
-    return full, rope_from_hf(config, head_dim, theta=local, layer_type="sliding_attention")
+        return full, RopeSpec(local, sizes.head_dim)
+    return full, sizes.hf_rope(config, theta=local, layer_type="sliding_attention")
 
 
 def from_hf(config: Fields) -> ModelSpec:
-    sizes, bias = hf_sizes(config, tied=True, max_position=131072), config.flag("attention_bias")
-    size, (full, local) = window(config), _ropes(config, sizes.head_dim)
+    sizes = hf_sizes(config, tied=True, max_position=131072, heads=8, kv_heads=4, head_dim=256, vocab=262208)
+    bias = config.flag("attention_bias")
+    size, (full, local) = window(config, absent=4096), _ropes(config, sizes)
     scale = config.number("query_pre_attn_scalar", 256) ** -0.5
     cap = positive(config, "attn_logit_softcapping")
     ffn = FfnSpec(sizes.intermediate, activation(config, "hidden_activation", "gelu_pytorch_tanh"))
@@ -77,6 +78,7 @@ FAMILY = Family(
     hf_architectures=("Gemma3ForCausalLM",),
     from_hf=from_hf,
     hf_names=HF_FOUR_NORMS,
+    hf_text_parts={"Gemma3ForConditionalGeneration": "gemma3_text"},
     gguf_architectures=("gemma3",),
     from_gguf=from_gguf,
     gguf_names=GGUF_NAMES,

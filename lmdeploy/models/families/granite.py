@@ -7,13 +7,12 @@ from lmdeploy.models.families.llama import PAIRED_GGUF_NAMES
 from lmdeploy.models.families.names import HF_NAMES
 from lmdeploy.models.fields import Fields
 from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.models.rope import rope_from_hf
 from lmdeploy.models.spec import FfnSpec, LayerSpec, ModelSpec
 
 
 def from_hf(config: Fields) -> ModelSpec:
     sizes, bias = hf_sizes(config), config.flag("attention_bias")
-    scale, rope = config.number("attention_multiplier", 1.0), rope_from_hf(config, sizes.head_dim)
+    scale, rope = config.number("attention_multiplier", 1.0), sizes.hf_rope(config)
     attention = sizes.attention(rope, scale, qkv_bias=bias, out_bias=bias)
     ffn = FfnSpec(sizes.intermediate, activation(config), config.flag("mlp_bias"))
     return sizes.model(

@@ -8,7 +8,6 @@ from lmdeploy.models.families.llama import PAIRED_GGUF_NAMES
 from lmdeploy.models.families.names import HF_LAYER, grouped_qkv, layer_names
 from lmdeploy.models.fields import Fields
 from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.models.rope import rope_from_hf
 from lmdeploy.models.spec import FfnSpec, LayerSpec, ModelSpec
 
 HF: NameTable = {
@@ -33,8 +32,8 @@ HF: NameTable = {
 
 
 def from_hf(config: Fields) -> ModelSpec:
-    sizes, bias = hf_sizes(config), config.flag("bias")
-    attention = sizes.attention(rope_from_hf(config, sizes.head_dim), qkv_bias=bias, out_bias=bias)
+    sizes, bias = hf_sizes(config), config.flag("bias", True)
+    attention = sizes.attention(sizes.hf_rope(config), qkv_bias=bias, out_bias=bias)
     return sizes.model("internlm2", LayerSpec(attention, FfnSpec(sizes.intermediate, activation(config))))
 
 

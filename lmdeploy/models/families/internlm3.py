@@ -8,13 +8,12 @@ from __future__ import annotations
 from lmdeploy.models.families.base import Family, activation, hf_sizes
 from lmdeploy.models.families.names import HF_NAMES
 from lmdeploy.models.fields import Fields
-from lmdeploy.models.rope import rope_from_hf
 from lmdeploy.models.spec import FfnSpec, LayerSpec, ModelSpec
 
 
 def from_hf(config: Fields) -> ModelSpec:
     sizes, bias = hf_sizes(config, max_position=32768), config.flag("bias")
-    rope = rope_from_hf(config, sizes.head_dim)
+    rope = sizes.hf_rope(config)
     attention = sizes.attention(rope, qkv_bias=config.flag("qkv_bias"), out_bias=bias)
     ffn = FfnSpec(sizes.intermediate, activation(config), bias)
     return sizes.model("internlm3", LayerSpec(attention, ffn))

@@ -10,7 +10,6 @@ from lmdeploy.models.families.base import Family, activation, gguf_rope, gguf_si
 from lmdeploy.models.families.names import GGUF_NAMES, GGUF_PAIRS_APART, HF_NAMES
 from lmdeploy.models.fields import Fields
 from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.models.rope import rope_from_hf
 from lmdeploy.models.spec import FfnSpec, LayerSpec, ModelSpec
 
 PAIRED_GGUF_NAMES: NameTable = {**GGUF_NAMES, **GGUF_PAIRS_APART}
@@ -18,7 +17,7 @@ PAIRED_GGUF_NAMES: NameTable = {**GGUF_NAMES, **GGUF_PAIRS_APART}
 
 def from_hf(config: Fields) -> ModelSpec:
     sizes, bias = hf_sizes(config), config.flag("attention_bias")
-    rope = rope_from_hf(config, sizes.head_dim)
+    rope = sizes.hf_rope(config)
     ffn = FfnSpec(sizes.intermediate, activation(config), config.flag("mlp_bias"))
     return sizes.model("llama", LayerSpec(sizes.attention(rope, qkv_bias=bias, out_bias=bias), ffn))
 

@@ -5,7 +5,8 @@ Knows the usual spellings of Hugging Face and GGUF files; a family adds or repla
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,11 @@ def layer_names(prefix: str, parts: dict[str, str | tuple[str, RowOrder]]) -> di
         for kind in _KINDS:
             table[f"layers.{{i}}.{part}.{kind}"] = Source(f"{prefix}{name}.{kind}", rows)
     return table
+
+
+def either(table: NameTable, otherwise: NameTable) -> NameTable:
+    """The same parts in one of two places."""
+    return {key: replace(source, otherwise=otherwise[key]) for key, source in table.items()}
 
 
 def pairs_apart(heads_of: Callable[[AttentionSpec], int]) -> RowOrder:
@@ -56,6 +62,16 @@ def stacked_qkv(part: int) -> RowOrder:
             [0, *(heads * a.head_dim for heads in (a.num_heads, a.num_kv_heads, a.num_kv_heads))]
         )
         return slice(int(ends[part]), int(ends[part + 1]))
+
+    return rows
+
+
+def stacked_pairs_apart(part: int) -> RowOrder:
+    """Queries (part 0) or keys (1) of `stacked_qkv`, their pairs brought to (d, d + rotary_dim / 2)."""
+
+    def rows(spec: ModelSpec, layer: int) -> npt.NDArray[np.intp]:
+        start = spec.layers[layer].attention.num_heads * spec.layers[layer].attention.head_dim if part else 0
+        return np.asarray((Q_PAIRS_APART, K_PAIRS_APART)[part](spec, layer)) + start
 
     return rows
 
@@ -105,6 +121,31 @@ HF_NAMES: NameTable = {
         },
     ),
 }
+
+
+def text_part(
+    table: NameTable, present: Iterable[str], ignored: Callable[[str], bool]
+) -> tuple[NameTable, Callable[[str], bool]]:
+    """For a language model that is a part of a whole: its table, and what of the files is not read.
+
+    ignored: by the model's own names. Files have the part in front of these, or behind the first "model." as
+    transformers writes it since 4.52.
+    """
+    part = "language_model."
+    before = any(name.startswith(part) for name in present)
+    inside = (part,) if before else (f"model.{part}", "lm_head.")
+
+    def placed(name: str) -> str:
+        if before:
+            return part + name
+        return f"model.{part}{name[6:]}" if name.startswith("model.") else name
+
+    def unread(name: str) -> bool:
+        return not name.startswith(inside) or ignored(name.replace(part, "", 1))
+
+    return {key: replace(source, name=placed(source.name)) for key, source in table.items()}, unread
+
+
 HF_FUSED_GATE_UP = layer_names(
     HF_LAYER,
     {
@@ -140,6 +181,18 @@ GGUF_NAMES: NameTable = {
 # llama.cpp turns neighbouring values in the architectures that began as Llama.
 GGUF_PAIRS_APART = layer_names(
     GGUF_LAYER, {"attn.q_proj": ("attn_q", Q_PAIRS_APART), "attn.k_proj": ("attn_k", K_PAIRS_APART)}
+)
+# Some converters write queries, keys and values of these as one matrix.
+GGUF_QKV_OR_PAIRS_APART = either(
+    {**GGUF_PAIRS_APART, **layer_names(GGUF_LAYER, {"attn.v_proj": "attn_v"})},
+    layer_names(
+        GGUF_LAYER,
+        {
+            "attn.q_proj": ("attn_qkv", stacked_pairs_apart(0)),
+            "attn.k_proj": ("attn_qkv", stacked_pairs_apart(1)),
+            "attn.v_proj": ("attn_qkv", stacked_qkv(2)),
+        },
+    ),
 )
 GGUF_FUSED_GATE_UP = layer_names(
     GGUF_LAYER,

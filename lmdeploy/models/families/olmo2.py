@@ -7,7 +7,6 @@ from lmdeploy.models.families.base import Family, Sizes, activation, gguf_rope, 
 from lmdeploy.models.families.names import GGUF_NAMES, HF_LAYER, HF_NAMES, layer_names
 from lmdeploy.models.fields import Fields
 from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.models.rope import rope_from_hf
 from lmdeploy.models.spec import FfnSpec, LayerSpec, ModelSpec, RopeSpec
 
 HF: NameTable = {
@@ -27,7 +26,7 @@ def _model(sizes: Sizes, rope: RopeSpec, ffn: FfnSpec, bias: bool) -> ModelSpec:
 def from_hf(config: Fields) -> ModelSpec:
     sizes = hf_sizes(config, eps=1e-5)
     ffn = FfnSpec(sizes.intermediate, activation(config))
-    return _model(sizes, rope_from_hf(config, sizes.head_dim), ffn, config.flag("attention_bias"))
+    return _model(sizes, sizes.hf_rope(config), ffn, config.flag("attention_bias"))
 
 
 def from_gguf(fields: Fields, file: GGUFFile) -> ModelSpec:

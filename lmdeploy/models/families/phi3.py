@@ -21,7 +21,6 @@ from lmdeploy.models.families.names import (
 )
 from lmdeploy.models.fields import Fields
 from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.models.rope import rope_from_hf
 from lmdeploy.models.spec import FfnSpec, LayerSpec, ModelSpec, RopeSpec
 
 
@@ -33,7 +32,7 @@ def _fused(prefix: str, name: str) -> NameTable:
 
 def from_hf(config: Fields) -> ModelSpec:
     sizes = hf_sizes(config, eps=1e-5, max_position=4096)
-    attention = sizes.attention(rope_from_hf(config, sizes.head_dim), window=window(config))
+    attention = sizes.attention(sizes.hf_rope(config), window=window(config))
     return sizes.model("phi3", LayerSpec(attention, FfnSpec(sizes.intermediate, activation(config))))
 
 

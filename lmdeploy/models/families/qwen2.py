@@ -14,13 +14,12 @@ from lmdeploy.models.families.base import (
 from lmdeploy.models.families.names import GGUF_NAMES, HF_NAMES
 from lmdeploy.models.fields import Fields
 from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.models.rope import rope_from_hf
 from lmdeploy.models.spec import FfnSpec, LayerSpec, ModelSpec
 
 
 def windows(config: Fields, layers: int) -> list[int | None]:
     """Window of each layer. `use_sliding_window` is the switch; `max_window_layers` is the first with one."""
-    size, first = window(config), config.get("max_window_layers")
+    size, first = window(config, absent=4096), config.get("max_window_layers")
     on = config.flag("use_sliding_window") and size is not None
     first = config.integer("max_window_layers", 28) if on and first != 0 else 0
     sliding = sliding_layers(config, layers, [i >= first for i in range(layers)])
@@ -28,8 +27,8 @@ def windows(config: Fields, layers: int) -> list[int | None]:
 
 
 def from_hf(config: Fields) -> ModelSpec:
-    sizes = hf_sizes(config, max_position=32768)
-    rope, ffn = rope_from_hf(config, sizes.head_dim), FfnSpec(sizes.intermediate, activation(config))
+    sizes = hf_sizes(config, max_position=32768, kv_heads=32)
+    rope, ffn = sizes.hf_rope(config), FfnSpec(sizes.intermediate, activation(config))
     layers = [
         LayerSpec(sizes.attention(rope, qkv_bias=True, window=size), ffn)
         for size in windows(config, sizes.layers)

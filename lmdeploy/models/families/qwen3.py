@@ -7,13 +7,13 @@ from lmdeploy.models.families.names import GGUF_NAMES, HF_NAMES
 from lmdeploy.models.families.qwen2 import windows
 from lmdeploy.models.fields import Fields
 from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.models.rope import rope_from_hf
 from lmdeploy.models.spec import FfnSpec, LayerSpec, ModelSpec
 
 
 def from_hf(config: Fields) -> ModelSpec:
-    sizes, bias = hf_sizes(config, max_position=32768), config.flag("attention_bias")
-    rope, ffn = rope_from_hf(config, sizes.head_dim), FfnSpec(sizes.intermediate, activation(config))
+    sizes = hf_sizes(config, max_position=32768, kv_heads=32, head_dim=128)
+    bias = config.flag("attention_bias")
+    rope, ffn = sizes.hf_rope(config), FfnSpec(sizes.intermediate, activation(config))
     layers = [
         LayerSpec(sizes.attention(rope, qkv_bias=bias, out_bias=bias, qk_norm=True, window=size), ffn)
         for size in windows(config, sizes.layers)

@@ -10,16 +10,15 @@ from lmdeploy.models.families.base import Family, activation, gguf_rope, gguf_si
 from lmdeploy.models.families.names import GGUF_LAYER, GGUF_NAMES, HF_NAMES, layer_names
 from lmdeploy.models.fields import Fields
 from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.models.rope import rope_from_hf
 from lmdeploy.models.spec import FfnSpec, LayerSpec, ModelSpec
 
 GGUF: NameTable = {**GGUF_NAMES, **layer_names(GGUF_LAYER, {"ffn_norm": "post_attention_norm"})}
 
 
 def from_hf(config: Fields) -> ModelSpec:
-    sizes = hf_sizes(config, max_position=524288)
+    sizes = hf_sizes(config, max_position=524288, kv_heads=8, head_dim=128)
     attention = sizes.attention(
-        rope_from_hf(config, sizes.head_dim),
+        sizes.hf_rope(config),
         qkv_bias=config.flag("attention_bias", True),
         out_bias=config.flag("attention_out_bias"),
     )

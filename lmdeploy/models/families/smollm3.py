@@ -17,7 +17,6 @@ from lmdeploy.models.families.llama import PAIRED_GGUF_NAMES
 from lmdeploy.models.families.names import HF_NAMES
 from lmdeploy.models.fields import Fields
 from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.models.rope import rope_from_hf
 from lmdeploy.models.spec import FfnSpec, LayerSpec, ModelSpec
 
 
@@ -30,8 +29,8 @@ def _turned(config: Fields, layers: int) -> Sequence[int]:
 
 
 def from_hf(config: Fields) -> ModelSpec:
-    sizes, bias = hf_sizes(config, tied=True, max_position=32768), config.flag("attention_bias")
-    rope, turned = rope_from_hf(config, sizes.head_dim, theta=2e6), _turned(config, sizes.layers)
+    sizes, bias = hf_sizes(config, tied=True, max_position=32768, kv_heads=4), config.flag("attention_bias")
+    rope, turned = sizes.hf_rope(config, theta=2e6), _turned(config, sizes.layers)
     size, on = window(config), config.flag("use_sliding_window")
     ffn = FfnSpec(sizes.intermediate, activation(config), config.flag("mlp_bias"))
     sliding = sliding_layers(config, sizes.layers, [not turns for turns in turned])

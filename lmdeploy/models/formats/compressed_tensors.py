@@ -1,9 +1,12 @@
-"""compressed-tensors: `pack-quantized` integers of 4 bits, or of 8 bits symmetric; `float-quantized` is fp8.
+"""compressed-tensors: integers of 4 or 8 bits, packed or as bytes; `float-quantized` is fp8.
 
-weight_packed int32 [N, K bits / 32], inputs from the lowest bits on, codes offset by half their range
-weight_scale [N, groups];  weight_zero_point int32 [N bits / 32, groups], offset alike (symmetric: absent)
-weight_g_idx int32 [K] when groups are not consecutive inputs (act-order), see gptq.py
-w = (code - zero) * scale
+pack-quantized:
+    weight_packed int32 [N, K bits / 32], inputs from the lowest bits on, codes offset by half their range
+    weight_scale [N, groups];  weight_zero_point int32 [N bits / 32, groups], offset alike (symmetric: absent)
+    weight_g_idx int32 [K] when groups are not consecutive inputs (act-order), see gptq.py
+int-quantized and naive-quantized (W8A8):
+    weight int8 [N, K];  weight_scale [N, groups], [N], or one number;  weight_zero_point int8 alike
+w = (code - zero) * scale. Scales of activations are not used: activations keep the engine's own precision.
 """
 
 from __future__ import annotations
@@ -12,10 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from lmdeploy.models.formats import fp8
+from lmdeploy.models.formats.gguf_blocks import TensorKind
 from lmdeploy.models.formats.module import (
     FLOATS,
+    ROUNDED_ZEROS,
     Array,
     Matrix,
     Module,
@@ -23,6 +29,7 @@ from lmdeploy.models.formats.module import (
     Scheme,
     order_of,
     unpack,
+    with_zeros,
 )
 from lmdeploy.quant.tensors import GroupedTensor, Tensor
 
@@ -36,12 +43,15 @@ class PackQuantized:
     bits: int
     symmetric: bool
     name: str = _NAME
-    notes: tuple[str, ...] = ()
     marks: tuple[str, ...] = ("weight_packed",)
     parts: tuple[str, ...] = (
         *("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
         *fp8.UNUSED,
     )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (ROUNDED_ZEROS,) if self.bits == 8 and not self.symmetric else ()
 
     def matrix(self, module: Module) -> Matrix:
         n, words = module.plane("weight_packed", ("I32",))
@@ -56,7 +66,8 @@ class PackQuantized:
         ordered = "weight_g_idx" in module.headers and groups > 1
         if ordered:
             module.check("weight_g_idx", ("I32", "I64"), (k,))
-        return Matrix((n, k), "int4_zero" if self.bits == 4 else "int8", self.bits, k // groups, ordered)
+        kind: TensorKind = "int4_zero" if self.bits == 4 else "int8" if self.symmetric else "int8_min"
+        return Matrix((n, k), kind, self.bits, k // groups, ordered)
 
     def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
         codes, scales = unpack(parts["weight_packed"], self.bits), parts["weight_scale"]
@@ -66,27 +77,80 @@ class PackQuantized:
         if "weight_g_idx" in parts and scales.shape[1] > 1:
             order = order_of(module, "weight_g_idx", parts["weight_g_idx"], group)
             codes = np.take(codes, order, axis=1)
-        if self.bits == 8:
+        if self.bits == 8 and self.symmetric:
             return GroupedTensor(8, group, (codes ^ 0x80).view(np.int8), scales, order=order)
         zeros = np.full(scales.shape, 8, np.uint8)
         if not self.symmetric:
             zeros[:] = unpack(parts["weight_zero_point"].T, self.bits).T[: len(zeros)]
+        if self.bits == 8:
+            return with_zeros(codes, zeros, scales, order)
         return GroupedTensor(4, group, codes, scales, zeros=zeros, order=order)
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Weights as int8, a scale per group, channel or matrix."""
+
+    symmetric: bool
+    name: str = _NAME
+    marks: tuple[str, ...] = ("weight_scale",)
+    parts: tuple[str, ...] = ("weight", "weight_scale", "weight_zero_point", *fp8.UNUSED, "input_zero_point")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        finer = "activations keep the engine's precision where the file means them to be rounded to 8 bits"
+        return (finer,) if self.symmetric else (finer, ROUNDED_ZEROS)
+
+    def matrix(self, module: Module) -> Matrix:
+        n, k = module.plane("weight", ("I8",))
+        module.check("weight_scale", FLOATS)
+        shape = module.headers["weight_scale"].shape
+        groups = shape[1] if len(shape) == 2 else 1
+        if shape not in ((), (1,), (1, 1), (n,), (n, groups)) or not groups or k % groups:
+            raise module.fail("weight_scale", f"has shape {list(shape)}, which does not fit {[n, k]} weights")
+        if not self.symmetric:
+            module.check("weight_zero_point", ("I8",), shape)
+        return Matrix((n, k), "int8" if self.symmetric else "int8_min", 8, k // groups)
+
+    def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
+        codes = parts["weight"]
+        scales = self._each(parts["weight_scale"], len(codes))
+        if scales.dtype != np.float16:
+            scales = scales.astype(np.float32)
+        if self.symmetric:
+            return GroupedTensor(8, codes.shape[1] // scales.shape[1], codes, scales)
+        zeros = self._each(parts["weight_zero_point"], len(codes))
+        return with_zeros(_unsigned(codes), _unsigned(zeros), scales)
+
+    @staticmethod
+    def _each(values: Array, n: int) -> Array:
+        """One for each channel and group: [n, groups]."""
+        rows = values.reshape(1, 1) if values.size == 1 else values.reshape(n, -1)
+        return np.ascontiguousarray(np.broadcast_to(rows, (n, rows.shape[1])))
+
+
+def _unsigned(signed: Array) -> npt.NDArray[np.uint8]:
+    """int8 -128 .. 127 -> 0 .. 255."""
+    codes: npt.NDArray[np.uint8] = signed.view(np.uint8) ^ np.uint8(0x80)
+    return codes
 
 
 def scheme(options: Options) -> Scheme:
     """ModelError for a variant that is not read."""
-    form = options.one_of("format", ("pack-quantized", "float-quantized"))
+    form = options.one_of("format", (_PACKED, "float-quantized", *_BYTES))
     weights = _weights(options)
     if form == "float-quantized":
         weights.one_of("num_bits", (8,))
         weights.one_of("type", ("float",))
         return fp8.Fp8(_NAME, fp8.block_shape(weights, "block_structure"))
     weights.one_of("type", ("int",), "int")
-    bits = weights.one_of("num_bits", (4, 8))
-    weights.one_of("strategy", ("group", "channel"))
-    symmetric = weights.one_of("symmetric", (True,) if bits == 8 else (True, False), True)
-    return PackQuantized(bits, symmetric)
+    bits = weights.one_of("num_bits", (4, 8) if form == _PACKED else (8,))
+    weights.one_of("strategy", ("group", "channel") if form == _PACKED else ("group", "channel", "tensor"))
+    symmetric = weights.one_of("symmetric", (True, False), True)
+    return PackQuantized(bits, symmetric) if form == _PACKED else Bytes(symmetric)
+
+
+_PACKED, _BYTES = "pack-quantized", ("int-quantized", "naive-quantized")
 
 
 def _weights(options: Options) -> Options:

@@ -1,4 +1,4 @@
-"""GPTQ: 4 bits with a zero point, or 8 bits symmetric, per group of inputs.
+"""GPTQ: 4 or 8 bits with a zero point per group of inputs.
 
     qweight int32 [K bits / 32, N], inputs from the lowest bits on;  scales [groups, N]
     qzeros int32 [groups, N bits / 32], channels from the lowest bits on; checkpoint_format `gptq` (version 1)
@@ -16,8 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lmdeploy.models.formats.gguf_blocks import TensorKind
 from lmdeploy.models.formats.module import (
     FLOATS,
+    ROUNDED_ZEROS,
     Array,
     Matrix,
     Module,
@@ -25,22 +27,27 @@ from lmdeploy.models.formats.module import (
     channel_scales,
     order_of,
     unpack,
+    with_zeros,
 )
 from lmdeploy.quant.tensors import GroupedTensor, Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    """zero_offset: what is added to a stored zero point."""
+    """zero_offset: what is added to a stored zero point. symmetric: of 8 bits, all zero points are 128."""
 
     bits: int
+    symmetric: bool
     group_size: int
     desc_act: bool
     zero_offset: int
     name: str = "gptq"
-    notes: tuple[str, ...] = ()
     marks: tuple[str, ...] = ("qweight",)
     parts: tuple[str, ...] = ("qweight", "qzeros", "scales", "g_idx")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (ROUNDED_ZEROS,) if self.bits == 8 and not self.symmetric else ()
 
     def matrix(self, module: Module) -> Matrix:
         words, n = module.plane("qweight", ("I32",))
@@ -51,13 +58,8 @@ class Gptq:
         module.check("scales", FLOATS, (groups, n))
         if self.desc_act or "g_idx" in module.headers:
             module.check("g_idx", ("I32", "I64"), (k,))
-        return Matrix(
-            (n, k),
-            "int4_zero" if self.bits == 4 else "int8",
-            self.bits,
-            k // groups,
-            self.desc_act and groups > 1,
-        )
+        kind: TensorKind = "int4_zero" if self.bits == 4 else "int8" if self.symmetric else "int8_min"
+        return Matrix((n, k), kind, self.bits, k // groups, self.desc_act and groups > 1)
 
     def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
         codes = unpack(parts["qweight"].T, self.bits)
@@ -75,18 +77,18 @@ class Gptq:
             codes = np.take(codes, order, axis=1)
         if self.bits == 4:
             return GroupedTensor(4, group, codes, scales, zeros=zeros, order=order)
+        if not self.symmetric:
+            return with_zeros(codes, zeros, scales, order)
         if (zeros != 128).any():
-            raise module.fail(
-                "qzeros", "holds zero points other than 128; 8 bits are read when symmetric only"
-            )
+            raise module.fail("qzeros", "holds zero points other than 128, although sym is true")
         return GroupedTensor(8, group, (codes ^ 0x80).view(np.int8), scales, order=order)
 
 
 def scheme(options: Options) -> Gptq:
     """ModelError for a variant that is not read."""
     bits = options.one_of("bits", (4, 8))
-    if bits == 8:
-        options.one_of("sym", (True,), True)
+    symmetric = options.one_of("sym", (True, False), True)
     form = options.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    options.one_of("is_marlin_format", (False,), False)
     desc_act = options.one_of("desc_act", (True, False), False)
-    return Gptq(bits, options.group_size(-1), desc_act, 0 if form == "gptq_v2" else 1)
+    return Gptq(bits, symmetric, options.group_size(-1), desc_act, 0 if form == "gptq_v2" else 1)

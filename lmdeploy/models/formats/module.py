@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lmdeploy.errors import ModelError
 from lmdeploy.models.fields import shown
 from lmdeploy.models.formats.gguf_blocks import TensorKind
-from lmdeploy.quant.tensors import Tensor
+from lmdeploy.quant.tensors import GroupedTensor, Tensor
 
 Array = npt.NDArray[Any]
 FLOATS = ("F16", "BF16", "F32")
@@ -148,6 +148,24 @@ def channel_scales(scales: Array) -> npt.NDArray[np.floating]:
     """[groups, N] as stored -> [N, groups], float16 as it is, other types as float32."""
     wide = scales if scales.dtype == np.float16 else scales.astype(np.float32)
     return np.ascontiguousarray(wide.T)
+
+
+ROUNDED_ZEROS = "the native engine rounds zero points of 8-bit weights, by 1/8 of a step at most"
+
+
+def with_zeros(
+    codes: npt.NDArray[np.uint8],
+    zeros: npt.NDArray[np.uint8],
+    scales: Array,
+    order: npt.NDArray[np.int32] | None = None,
+) -> GroupedTensor:
+    """8 bits as code * scale + minimum: the minimum, -zero * scale, is a product in float32.
+
+    codes [N, K]; zeros and scales [N, groups]. A weight with code = zero need not be exactly 0 once an engine
+    rounds the minimum to float16.
+    """
+    mins = zeros.astype(np.float32) * -scales.astype(np.float32)
+    return GroupedTensor(8, codes.shape[1] // scales.shape[1], codes, scales, mins=mins, order=order)
 
 
 def order_of(module: Module, part: str, group_of: Array, group: int) -> npt.NDArray[np.int32]:

@@ -46,7 +46,7 @@ void Weights::pack(int matrix, const PackSource& source, int dst_row, int run, T
 
 int Weights::add_vector(const float* values, size_t count) {
   float* copy = arena_.take<float>(count);
-  std::memcpy(copy, values, count * sizeof(float));
+  if (values != nullptr) std::memcpy(copy, values, count * sizeof(float));
   vectors_.push_back(copy);
   return static_cast<int>(vectors_.size()) - 1;
 }
@@ -54,11 +54,11 @@ int Weights::add_vector(const float* values, size_t count) {
 void Weights::set_order(int layer, const std::string& role, const int32_t* order, size_t count) {
   Linear& target = linear(layer, role);
   if (target.count == 0 || count != size_t(target.parts[0].k)) throw std::invalid_argument("order of another length");
-  for (size_t i = 0; i < count; ++i) {
-    if (order[i] < 0 || size_t(order[i]) >= count) throw std::invalid_argument("order points outside the row");
-  }
   int32_t* copy = arena_.take<int32_t>(count);
-  std::memcpy(copy, order, count * sizeof(int32_t));
+  if (order != nullptr) std::memcpy(copy, order, count * sizeof(int32_t));
+  for (size_t i = 0; i < count; ++i) {
+    if (copy[i] < 0 || size_t(copy[i]) >= count) throw std::invalid_argument("order points outside the row");
+  }
   target.order = copy;
 }
 

@@ -48,8 +48,10 @@ class Weights {
   // Copies `count` source rows to channels from dst_row on, on all threads of the pool. `runs` > 0: into runs of
   // that many channels, every other one, as gate_up wants them; dst_row then is 0 (gate) or 1 (up).
   void pack(int matrix, const PackSource& source, int dst_row, int run, ThreadPool& pool);
+  // values: null leaves the place as it is.
   int add_vector(const float* values, size_t count);
-  // The order in which a linear's matrices take the values of a row: a permutation of 0..count - 1.
+  // The order in which a linear's matrices take the values of a row: a permutation of 0..count - 1. Null: the order
+  // that lies in the next place already.
   void set_order(int layer, const std::string& role, const int32_t* order, size_t count);
 
   void set_linear(int layer, const std::string& role, const std::vector<int>& matrices, int bias);
@@ -61,6 +63,8 @@ class Weights {
   const Linear& head() const { return head_; }
   const float* final_norm() const { return final_norm_; }
   size_t used() const { return arena_.used(); }
+  uint8_t* data() const { return region_.data(); }
+  size_t size() const { return region_.size(); }
 
  private:
   Linear& linear(int layer, const std::string& role);

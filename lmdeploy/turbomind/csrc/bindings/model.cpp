@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "image.h"
 #include "kernels/dispatch.h"
 #include "philox.h"
 
@@ -174,10 +175,34 @@ void pack(Model& model, int matrix, int kind, int group, const Codes& codes, con
   model.weights().pack(matrix, source, dst_row, run, model.pool());
 }
 
-void bind_shapes(nb::module_& m) {
-  nb::class_<InputFormat>(m, "InputFormat").def("__init__", [](InputFormat* self, int k, int group, bool bf16, float threshold) {
-    new (self) InputFormat{k, group, bf16, threshold};
+using Bytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>, nb::c_contig>;
+
+// The packed weights placed so far; a view that keeps the model alive.
+Bytes weight_bytes(Model& model) {
+  Weights& weights = model.weights();
+  return Bytes(weights.data(), {weights.used()}, nb::find(model));
+}
+
+int64_t fill_weights(Model& model, int fd, size_t bytes, size_t piece, const Vector<const uint64_t>& sums) {
+  require(bytes <= model.weights().size(), "the file is larger than the memory for weights");
+  require(piece > 0 && sums.shape(0) == (bytes + piece - 1) / piece, "one checksum per piece is needed");
+  nb::gil_scoped_release release;
+  return read_image(fd, model.weights().data(), bytes, piece, sums.data(), model.pool());
+}
+
+void bind_images(nb::module_& m) {
+  m.def("checksum", [](const nb::ndarray<nb::ro, const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& data) {
+    nb::gil_scoped_release release;
+    return checksum(data.data(), data.shape(0));
   });
+  m.def("layout_fingerprint", &layout_fingerprint);
+}
+
+void bind_shapes(nb::module_& m) {
+  nb::class_<InputFormat>(m, "InputFormat")
+      .def("__init__", [](InputFormat* self, int k, int group, bool bf16, float threshold) {
+        new (self) InputFormat{k, group, bf16, threshold};
+      });
   nb::class_<LayerShape>(m, "LayerShape")
       .def(nb::init<>())
       .def_rw("heads", &LayerShape::heads)
@@ -226,6 +251,7 @@ void bind_shapes(nb::module_& m) {
 
 void register_model(nb::module_& m) {
   bind_shapes(m);
+  bind_images(m);
   nb::class_<Model>(m, "Model")
       .def("__init__",
            [](Model* self, const ModelShape& shape, const Limits& limits, const std::vector<int>& cpus,
@@ -244,6 +270,11 @@ void register_model(nb::module_& m) {
            [](Model& self, const Vector<const float>& values) {
              return self.weights().add_vector(values.data(), values.shape(0));
            })
+      .def("place_vector", [](Model& self, size_t count) { return self.weights().add_vector(nullptr, count); })
+      .def("place_order", [](Model& self, int layer, const std::string& role,
+                             size_t count) { self.weights().set_order(layer, role, nullptr, count); })
+      .def("image", weight_bytes)
+      .def("read_image", fill_weights)
       .def("set_order",
            [](Model& self, int layer, const std::string& role, const Vector<const int32_t>& order) {
              self.weights().set_order(layer, role, order.data(), order.shape(0));

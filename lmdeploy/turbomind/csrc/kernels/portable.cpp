@@ -76,7 +76,9 @@ float bf16_at(const Matrix& w, int channel, int k) {
 }
 
 // Weights are (code - zero) * scale, or code * scale + min.
-int32_t zero_of(const Matrix& w, size_t entry) { return w.kind == kW4Zero ? w.zeros[entry] : w.kind == kInt8 ? 128 : 0; }
+int32_t zero_of(const Matrix& w, size_t entry) {
+  return w.kind == kW4Zero ? w.zeros[entry] : w.kind == kInt8 ? 128 : 0;
+}
 
 // One row against the 16 channels of a tile. The inner loops run over channels, which compilers turn into vectors.
 void grouped_tile(const Matrix& w, const Activations& a, int tile, int row, float* out) {
@@ -109,7 +111,7 @@ void bf16_tile(const Matrix& w, const Activations& a, int tile, int row, float* 
   float result[kTile] = {};
   for (int k = 0; k < w.k_padded; ++k) {
     const size_t at = plane_index(a, row, k, 2);
-    const float value = bf16_to_float(a.bf_hi[at]) + bf16_to_float(a.bf_lo[at]);
+    const float value = bf16_to_float(a.bf_hi[at]) + (a.bf_lo ? bf16_to_float(a.bf_lo[at]) : 0);
     for (int c = 0; c < kTile; ++c) result[c] += bf16_at(w, tile * kTile + c, k) * value;
   }
   memcpy(out, result, sizeof result);
@@ -170,7 +172,7 @@ void prepare(const float* x, const Activations& a, int row, int k_begin, int cou
       const uint16_t high = float_to_bf16(value);
       const size_t at = plane_index(a, row, k, 2);
       a.bf_hi[at] = high;
-      a.bf_lo[at] = float_to_bf16(value - bf16_to_float(high));
+      if (a.bf_lo) a.bf_lo[at] = float_to_bf16(value - bf16_to_float(high));
     }
 }
 

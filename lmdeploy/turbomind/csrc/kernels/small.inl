@@ -147,7 +147,7 @@ static void prepare_bf16(const float* x, int count, const Activations& a, int ro
     for (int i = 0; i < pairs; ++i) {
       const size_t at = block + static_cast<size_t>(k / 2 + i) * 2 * m;
       __builtin_memcpy(a.bf_hi + at, &hi[i], 4);
-      __builtin_memcpy(a.bf_lo + at, &lo[i], 4);
+      if (a.bf_lo) __builtin_memcpy(a.bf_lo + at, &lo[i], 4);
     }
   }
 }

@@ -47,7 +47,7 @@ struct Matrix {
 // Rows of activations prepared for a matmul. Row r lives in block r / 8; a block with m rows (8, or the rest in the
 // last one) holds [k / 4][m][4] int8 values (bf16: [k / 2][m][2]) and starts at value (r / 8) * 8 * k_padded.
 //   int8 planes: a = scale * (128 * hi + lo), scale = absmax / 16256, per row and group of `group` inputs
-//   bf16 planes: a = bf_hi + bf_lo
+//   bf16 planes: a = bf_hi + bf_lo, or a = bf_hi alone when bf_lo is null
 // Which planes are present follows from the weight kinds that will read them; absent ones are null.
 // A group of a row has a second plane, lo, when its absmax is more than `threshold` times its root mean square; else
 // its values are rounded to multiples of 128 * scale and its lo is 0 wherever there is one. This rule looks at nothing

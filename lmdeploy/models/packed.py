@@ -1,0 +1,186 @@
+"""A model in packed form: a folder that `lmdeploy convert` writes and every command takes for a model.
+
+    packed.json     what the model is, which files it was made from, a checksum of every piece of packed.bin
+    packed.bin      weights as the native engine holds them in memory
+    the rest        tokenizer, chat template and generation config, as beside the model; metadata.gguf holds
+                    those of a GGUF file
+
+Owns packed.json and the check that the folder is whole and no older than its source. Knows no layout:
+`layout` is a name that the executor compares with its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lmdeploy.errors import ModelError
+from lmdeploy.models.checkpoint import Checkpoint, Source, TensorInfo
+from lmdeploy.models.files import is_there, read_json
+from lmdeploy.models.spec import ModelSpec
+from lmdeploy.quant.tensors import Tensor
+
+MANIFEST, WEIGHTS, METADATA = "packed.json", "packed.bin", "metadata.gguf"
+FORM = 1  # of packed.json
+PIECE = 4 << 20  # bytes of packed.bin with one checksum
+_AGAIN = "convert the model again: lmdeploy convert MODEL DIR --force"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file that a model was made from, as it was then."""
+
+    path: str  # absolute
+    nbytes: int
+    mtime_ns: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What packed.json says. model_format, tensors and notes are the source's; checksums: of each PIECE."""
+
+    form: int
+    lmdeploy: str
+    layout: str
+    model_format: str
+    sources: tuple[SourceFile, ...]
+    spec: ModelSpec
+    tensors: dict[str, TensorInfo]
+    notes: tuple[str, ...]
+    nbytes: int
+    checksums: tuple[int, ...]
+
+
+def is_packed(path: str | Path) -> bool:
+    """Whether a path is a folder in packed form, sound or not."""
+    return (Path(path) / MANIFEST).is_file() or (Path(path) / WEIGHTS).is_file()
+
+
+def open_packed(path: str | Path, model_format: str | None) -> Checkpoint:
+    """The checkpoint of such a folder: headers as of the source, values only in packed form. ModelError when
+    it is damaged, foreign or older than its source."""
+    directory = Path(path)
+    packed = read_packed(directory)
+    _check_weights(directory, packed)
+    for source in packed.sources:
+        _check_source(directory, source)
+    if model_format not in (None, packed.model_format):
+        raise ModelError(
+            f"{directory}: model_format is {model_format!r}, but the folder was converted from"
+            f" {packed.model_format!r} files; leave it out."
+        )
+    store = PackedStore(directory, packed)
+    return Checkpoint(packed.spec, store, _Identity(), lambda _: False, packed=packed)
+
+
+def read_packed(directory: Path) -> Packed:
+    """packed.json alone. ModelError when it is missing, damaged or from another version."""
+    path = directory / MANIFEST
+    if not is_there(path):
+        raise ModelError(f"{directory}: {MANIFEST} is missing beside {WEIGHTS}; {_AGAIN}.")
+    values = read_json(path)
+    body = values.get("packed")
+    if not isinstance(body, dict) or "sha256" not in values:
+        raise ModelError(f"{path}: not written by `lmdeploy convert`; {_AGAIN}.")
+    if values["sha256"] != _digest(body):
+        raise ModelError(f"{path}: its contents do not match its checksum: the file is damaged; {_AGAIN}.")
+    if body.get("form") != FORM:
+        raise ModelError(
+            f"{path}: written in form {body.get('form')!r} by lmdeploy {body.get('lmdeploy')}; this version"
+            f" reads form {FORM}; {_AGAIN}."
+        )
+    try:
+        return msgspec.convert(body, Packed, strict=True)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"{path}: written by another version of lmdeploy ({error}); {_AGAIN}.") from None
+
+
+def write_packed(directory: Path, packed: Packed) -> None:
+    """packed.json; the folder is complete when it is there."""
+    body = msgspec.to_builtins(packed)
+    (directory / MANIFEST).write_text(json.dumps({"sha256": _digest(body), "packed": body}))
+
+
+def source_file(path: Path) -> SourceFile:
+    """As it is now; reads all of it."""
+    state = path.stat()
+    return SourceFile(str(path.resolve()), state.st_size, state.st_mtime_ns, file_digest(path))
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while data := file.read(PIECE):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _check_weights(directory: Path, packed: Packed) -> None:
+    path = directory / WEIGHTS
+    if not is_there(path):
+        raise ModelError(f"{path}: the packed weights are missing; {_AGAIN}.")
+    found = path.stat().st_size
+    if found != packed.nbytes:
+        what = "cut off" if found < packed.nbytes else "not the one"
+        raise ModelError(
+            f"{path}: has {found} bytes, {packed.nbytes} were written: the file is {what}; {_AGAIN}."
+        )
+
+
+def _check_source(directory: Path, source: SourceFile) -> None:
+    """A source that is gone is none of our business; one that has changed is: the user means the new one."""
+    path = Path(source.path)
+    try:
+        state = path.stat()
+    except OSError:
+        return
+    if (state.st_size, state.st_mtime_ns) == (source.nbytes, source.mtime_ns):
+        return
+    if state.st_size != source.nbytes or file_digest(path) != source.sha256:
+        raise ModelError(
+            f"{directory}: is out of date: {path} has changed since it was converted; convert the model"
+            f" again: lmdeploy convert {path.parent if path.suffix != '.gguf' else path} {directory} --force"
+        )
+
+
+class _Identity(dict[str, Source]):
+    """Canonical names stand for themselves, in every layer."""
+
+    def __missing__(self, pattern: str) -> Source:
+        return Source(pattern)
+
+
+class PackedStore:
+    """Headers by canonical name; values are not had one by one."""
+
+    def __init__(self, directory: Path, packed: Packed) -> None:
+        self.source, self.notes, self.model_format = str(directory), packed.notes, packed.model_format
+        self.files = (directory / MANIFEST, directory / WEIGHTS)
+        self._packed = packed
+
+    def names(self) -> Iterable[str]:
+        return self._packed.tensors.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        return self._packed.tensors[name]
+
+    def read(self, name: str) -> Tensor:
+        raise ModelError(
+            f"{self.source}: holds weights packed for the native engine only; give the model it was made from"
+            f" ({Path(self._packed.sources[0].path).parent})."
+        )
+
+    def close(self) -> None:
+        pass
