@@ -170,8 +170,24 @@ std::pair<float, int> max_of(const KernelTable& table, Floats x) {
   return {value, index};
 }
 
-double sum_exp(const KernelTable& table, Floats x, float max, float scale) {
-  return table.sum_exp(x.data(), x.size(), max, scale);
+std::pair<double, Result<float>> sum_exp(const KernelTable& table, Floats x, float max, float scale) {
+  Result<float> y = new_array<float>({x.size()});
+  const double sum = table.sum_exp(x.data(), x.size(), max, scale, y.data());
+  require(sum == table.sum_exp(x.data(), x.size(), max, scale, nullptr), "the sum depends on what is stored");
+  return {sum, y};
+}
+
+Result<float> block_max(const KernelTable& table, Floats x, int size) {
+  require(size > 0 && size % kTile == 0, "blocks are whole vectors");
+  Result<float> y = new_array<float>({(x.size() + size - 1) / size});
+  table.block_max(x.data(), x.size(), size, y.data());
+  return y;
+}
+
+std::pair<Result<float>, bool> finish_logits(const KernelTable& table, Floats x, float scale, float softcap) {
+  Result<float> y = copy_array(x.data(), x.size());
+  const bool finite = table.finish_logits(y.data(), x.size(), scale, softcap);
+  return {y, finite};
 }
 
 std::pair<Result<int32_t>, int> collect(const KernelTable& table, Floats x, float threshold, int limit) {
@@ -250,5 +266,7 @@ void register_kernels(nb::module_& parent) {
       .def("merge", merge)
       .def("max", max_of)
       .def("sum_exp", sum_exp)
+      .def("block_max", block_max)
+      .def("finish_logits", finish_logits)
       .def("collect", collect);
 }

@@ -332,9 +332,13 @@ float max(const float* x, int n, int32_t* index) {
   return x[best];
 }
 
-double sum_exp(const float* x, int n, float max, float scale) {
+double sum_exp(const float* x, int n, float max, float scale, float* y) {
   double sum = 0;
-  for (int i = 0; i < n; ++i) sum += double(expf((x[i] - max) * scale));
+  for (int i = 0; i < n; ++i) {
+    const float e = expf((x[i] - max) * scale);
+    if (y != nullptr) y[i] = e;
+    sum += double(e);
+  }
   return sum;
 }
 
@@ -348,10 +352,27 @@ int collect(const float* x, int n, float threshold, int32_t* index, int limit) {
   return count;
 }
 
+void block_max(const float* x, int n, int size, float* y) {
+  for (int begin = 0; begin < n; begin += size, ++y) {
+    *y = x[begin];
+    for (int i = begin; i < n && i < begin + size; ++i) *y = x[i] > *y ? x[i] : *y;
+  }
+}
+
+bool finish_logits(float* x, int n, float scale, float softcap) {
+  bool finite = true;
+  for (int i = 0; i < n; ++i) {
+    x[i] *= scale;
+    finite = finite && std::isfinite(x[i]);
+    if (softcap > 0) x[i] = softcap * tanhf(x[i] / softcap);
+  }
+  return finite;
+}
+
 const KernelTable table = {
-    "portable",    matmul,   matmul_scratch_bytes, prepare,  gather_row, rms_norm, rope, silu_mul,
-    gelu_tanh_mul, gelu_mul, add_scaled,           store_kv, attend,     merge,    max,  sum_exp,
-    collect};
+    "portable",    matmul,    matmul_scratch_bytes, prepare,  gather_row, rms_norm, rope, silu_mul,
+    gelu_tanh_mul, gelu_mul,  add_scaled,           store_kv, attend,     merge,    max,  sum_exp,
+    collect,       block_max, finish_logits};
 
 }  // namespace portable
 
