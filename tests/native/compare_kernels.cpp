@@ -75,8 +75,17 @@ struct Weights {
       mins.data[i] = uint16_t(0xa000 + (engine() & 0x3ff));
     }
     const bool has_min = kind == kW4Min || kind == kInt8Min;
-    matrix = {kind, n, k, n / kTile, k, kind == kBf16 ? 0 : group, kind == kBf16 ? 0 : k / group,
-              lines.data, scales.data, kind == kW4Zero ? zeros.data : nullptr, has_min ? mins.data : nullptr};
+    matrix = {kind,
+              n,
+              k,
+              n / kTile,
+              k,
+              kind == kBf16 ? 0 : group,
+              kind == kBf16 ? 0 : k / group,
+              lines.data,
+              scales.data,
+              kind == kW4Zero ? zeros.data : nullptr,
+              has_min ? mins.data : nullptr};
   }
 };
 
@@ -89,8 +98,14 @@ struct Inputs {
   Activations view;
 
   Inputs(int rows, int k, int group, float threshold, bool bf16)
-      : hi(size_t(rows + 8) * k), lo(size_t(rows + 8) * k), second(size_t(rows + 8) * k), scale(size_t(rows) * k),
-        sum(size_t(rows) * k), parts(size_t(rows) * k), bf_hi(size_t(rows + 8) * k), bf_lo(size_t(rows + 8) * k) {
+      : hi(size_t(rows + 8) * k),
+        lo(size_t(rows + 8) * k),
+        second(size_t(rows + 8) * k),
+        scale(size_t(rows) * k),
+        sum(size_t(rows) * k),
+        parts(size_t(rows) * k),
+        bf_hi(size_t(rows + 8) * k),
+        bf_lo(size_t(rows + 8) * k) {
     const bool one = std::isinf(threshold);
     view = {};
     view.rows = rows;
@@ -187,7 +202,8 @@ void check_small(const KernelTable& neon) {
     plain.rms_norm(x.data(), y.data(), 1.0f, 1e-6f, n, b.data());
     report("rms_norm" + size, difference(a, b), 1e-5);
     const std::pair<const char*, decltype(plain.silu_mul) KernelTable::*> maps[] = {
-        {"silu_mul", &KernelTable::silu_mul}, {"gelu_tanh_mul", &KernelTable::gelu_tanh_mul},
+        {"silu_mul", &KernelTable::silu_mul},
+        {"gelu_tanh_mul", &KernelTable::gelu_tanh_mul},
         {"gelu_mul", &KernelTable::gelu_mul}};
     for (const auto& [name, member] : maps) {
       (neon.*member)(x.data(), y.data(), n, a.data());
@@ -200,7 +216,8 @@ void check_small(const KernelTable& neon) {
     report("add_scaled" + size, difference(a, b), 1e-6);
     int32_t i = 0, j = 0;
     report("max" + size, neon.max(x.data(), n, &i) != plain.max(x.data(), n, &j) || i != j, 0);
-    const double s = neon.sum_exp(x.data(), n, 1.0f, 0.7f, a.data()), t = plain.sum_exp(x.data(), n, 1.0f, 0.7f, b.data());
+    const double s = neon.sum_exp(x.data(), n, 1.0f, 0.7f, a.data()),
+                 t = plain.sum_exp(x.data(), n, 1.0f, 0.7f, b.data());
     report("sum_exp" + size, std::fabs(s / t - 1), 1e-6);
     report("  each" + size, difference(a, b), 1e-6);
     std::vector<int32_t> p(n), q(n);
@@ -212,7 +229,8 @@ void check_small(const KernelTable& neon) {
     report("block_max" + size, tops != others, 0);
     a = b = x;
     const bool finite = neon.finish_logits(a.data(), n, 2.0f, 30.0f);
-    report("finish_logits" + size, finite != plain.finish_logits(b.data(), n, 2.0f, 30.0f) ? 1 : difference(a, b), 1e-5);
+    report("finish_logits" + size, finite != plain.finish_logits(b.data(), n, 2.0f, 30.0f) ? 1 : difference(a, b),
+           1e-5);
   }
   std::vector<float> x = normals(33);
   x[20] = std::nanf("");
@@ -281,10 +299,13 @@ void check_attention(const KernelTable& neon, int bits, int dim, int rows, int h
                     std::to_string(rows) + " heads " + std::to_string(heads) + " tokens " + std::to_string(tokens) +
                     " window " + std::to_string(window);
   // On the same stored codes, so that a code rounded the other way does not count here.
-  report(name, difference(attention(neon, mine, blocks, q, rows, heads, tokens, window, 0),
-                          attention(portable_table(), mine, blocks, q, rows, heads, tokens, window, 0)), 2e-3);
-  report("  its own cache", difference(attention(neon, mine, blocks, q, rows, heads, tokens, window, 20),
-                                       attention(portable_table(), theirs, blocks, q, rows, heads, tokens, window, 20)),
+  report(name,
+         difference(attention(neon, mine, blocks, q, rows, heads, tokens, window, 0),
+                    attention(portable_table(), mine, blocks, q, rows, heads, tokens, window, 0)),
+         2e-3);
+  report("  its own cache",
+         difference(attention(neon, mine, blocks, q, rows, heads, tokens, window, 20),
+                    attention(portable_table(), theirs, blocks, q, rows, heads, tokens, window, 20)),
          bits == 16 ? 2e-3 : 2e-2);
 }
 

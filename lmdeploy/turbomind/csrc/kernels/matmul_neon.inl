@@ -111,7 +111,9 @@ static void bf16_tile(const Matrix& w, const Activations& a, int row, int tile, 
   Vec result[M];
   for (int m = 0; m < M; ++m) result[m] = zero();
   for (int k = 0; k < w.k_padded; k += 2, line += 64, at += 2 * m_all) {
-    const Vec even = each([=](int i) { return vreinterpretq_f32_u32(vshlq_n_u32(vld1q_u32(reinterpret_cast<const uint32_t*>(line) + 4 * i), 16)); });
+    const Vec even = each([=](int i) {
+      return vreinterpretq_f32_u32(vshlq_n_u32(vld1q_u32(reinterpret_cast<const uint32_t*>(line) + 4 * i), 16));
+    });
     const Vec odd = each([=](int i) {
       return vreinterpretq_f32_u32(
           vandq_u32(vld1q_u32(reinterpret_cast<const uint32_t*>(line) + 4 * i), vdupq_n_u32(0xffff0000)));

@@ -173,8 +173,6 @@ static void gather_bf16(const Matrix& w, int row, float* out) {
   }
 }
 
-static float half_to_float(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
-
 static void gather_row(const Matrix& w, int row, float* out) {
   if (w.kind == kBf16) return gather_bf16(w, row, out);
   const bool bytes = w.kind == kInt8 || w.kind == kInt8Min;

@@ -83,7 +83,9 @@ INLINE Vec abs(Vec x) {
 INLINE Vec round(Vec x) {
   return each([=](int i) { return vrndnq_f32(x.v[i]); });
 }
-INLINE float32x4_t power2(int32x4_t n) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(n, vdupq_n_s32(127)), 23)); }
+INLINE float32x4_t power2(int32x4_t n) {
+  return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(n, vdupq_n_s32(127)), 23));
+}
 // In two steps, since 2^n itself may lie outside the range of float.
 INLINE Vec scale2(Vec x, Vec n) {
   return each([=](int i) {
