@@ -36,27 +36,32 @@ MODELS = {
     "quantised": lambda: quantized(llama(**WHOLE_GROUPS), mixed),
     "windows and post norms": gemma2,
 }
+# Executors with options of their own: name -> (executor, options).
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in EXECUTORS}
+COARSE = {f"turbomind {accuracy}": ("turbomind", {"accuracy": accuracy}) for accuracy in ("auto", "fast")}
 
 
 @dataclass
 class Solo:
     kind: str
+    options: dict[str, Any]
     case: Case
     logits: npt.NDArray[np.float32]
 
     def executor(self, threads: int | None = None, **fields: int) -> Any:
-        return make_executor(self.kind, self.case[1], self.case[2], threads, **fields)
+        return make_executor(self.kind, self.case[1], self.case[2], threads, **self.options, **fields)
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def model(request: pytest.FixtureRequest) -> Case:
-    return MODELS[request.param]()
+CASES = [(model, kind) for model in MODELS for kind in KINDS] + [("quantised", kind) for kind in COARSE]
 
 
-@pytest.fixture(scope="module", params=EXECUTORS)
-def solo(request: pytest.FixtureRequest, model: Case) -> Solo:
-    executor = make_executor(request.param, model[1], model[2])
-    return Solo(request.param, model, sequence_logits(executor, IDS))
+@pytest.fixture(scope="module", params=CASES, ids=" - ".join)
+def solo(request: pytest.FixtureRequest) -> Solo:
+    """The logits of one sequence alone; accuracy concerns quantised weights only."""
+    name, kind = request.param
+    case, (executor, options) = MODELS[name](), {**KINDS, **COARSE}[kind]
+    logits = sequence_logits(make_executor(executor, case[1], case[2], **options), IDS)
+    return Solo(executor, options, case, logits)
 
 
 def assert_same(got: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> None:

@@ -6,7 +6,7 @@ cache on and off, after preemption, and with other numbers of threads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,20 @@ class Maker:
 
     executor: str
     model: Path
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, **fields: Any) -> Engine:
-        options = dict(session_len=512, max_batch_size=40, num_threads=2, cache_block_seq_len=32)
+        options = dict(
+            session_len=512, max_batch_size=40, num_threads=2, cache_block_seq_len=32, **self.options
+        )
         return build_engine(resolve(str(self.model), engine_config(self.executor, **{**options, **fields})))
 
 
-@pytest.fixture(scope="module", params=EXECUTORS)
+@pytest.fixture(scope="module", params=[*EXECUTORS, "turbomind auto", "turbomind fast"])
 def make_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Maker:
-    if request.param == "turbomind":
-        return Maker("turbomind", demo_gguf())
+    executor, *accuracy = request.param.split()
+    if executor == "turbomind":
+        return Maker("turbomind", demo_gguf(), {"accuracy": accuracy[0]} if accuracy else {})
     return Maker(request.param, save_small_llama(tmp_path_factory.mktemp("small")))
 
 
