@@ -13,7 +13,7 @@ from typing import Protocol
 from lmdeploy.errors import ModelError
 from lmdeploy.models.rope import SUPPORTED as ROPE_KINDS
 from lmdeploy.models.spec import AttentionSpec, LayerSpec, LinearSpec, ModelSpec
-from lmdeploy.turbomind.accuracy import ALWAYS, NEVER, Accuracy, threshold
+from lmdeploy.turbomind.accuracy import ALWAYS, NEVER, THRESHOLDS, Accuracy
 
 TILE = 16  # output channels of a packed tile
 ROW_BLOCK = 8  # rows of a block of prepared inputs
@@ -226,31 +226,23 @@ def model_layout(
         raise ModelError("tensor 'embed.weight' lists its columns in another order (act-order)")
     ordered = _ordered([head_name], headers)
     layout = ModelLayout(tuple(layers), embedding, head, _input([head_name], headers), lengths, ordered)
-    return _with_planes(layout, accuracy)
+    return _with_threshold(layout, THRESHOLDS[accuracy])
 
 
-def _with_planes(layout: ModelLayout, accuracy: Accuracy) -> ModelLayout:
-    """The layout with the planes that `accuracy` asks for."""
+def _with_threshold(layout: ModelLayout, threshold: float) -> ModelLayout:
+    """The layout with every input prepared by that rule."""
 
-    def input_planes(layout: InputLayout, role: str) -> InputLayout:
-        bound = threshold(accuracy, role)
-        bf16 = layout.bf16 and (2 if bound == ALWAYS else 1)
-        return replace(layout, threshold=bound, bf16=bf16)
+    def planes(x: InputLayout) -> InputLayout:
+        return replace(x, threshold=threshold, bf16=x.bf16 and (2 if threshold == ALWAYS else 1))
 
-    def planes(linear: LinearLayout, role: str) -> LinearLayout:
-        return replace(linear, input=input_planes(linear.input, role))
+    def linear(x: LinearLayout) -> LinearLayout:
+        return replace(x, input=planes(x.input))
 
     layers = tuple(
-        LayerLayout(
-            planes(x.qkv, "qkv"),
-            planes(x.o, "o"),
-            planes(x.gate_up, "gate_up"),
-            planes(x.down, "down"),
-            x.vectors,
-        )
+        LayerLayout(linear(x.qkv), linear(x.o), linear(x.gate_up), linear(x.down), x.vectors)
         for x in layout.layers
     )
-    return replace(layout, layers=layers, head_input=input_planes(layout.head_input, "head"))
+    return replace(layout, layers=layers, head_input=planes(layout.head_input))
 
 
 def _layer(spec: ModelSpec, index: int, headers: Headers) -> LayerLayout:
