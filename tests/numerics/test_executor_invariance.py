@@ -36,9 +36,6 @@ MODELS = {
     "quantised": lambda: quantized(llama(**WHOLE_GROUPS), mixed),
     "windows and post norms": gemma2,
 }
-# Executors with options of their own: name -> (executor, options).
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in EXECUTORS}
-COARSE = {f"turbomind {accuracy}": ("turbomind", {"accuracy": accuracy}) for accuracy in ("auto", "fast")}
 
 
 @dataclass
@@ -52,14 +49,14 @@ class Solo:
         return make_executor(self.kind, self.case[1], self.case[2], threads, **self.options, **fields)
 
 
-CASES = [(model, kind) for model in MODELS for kind in KINDS] + [("quantised", kind) for kind in COARSE]
+CACHES = [(model, name, {"kv_bits": bits}) for model in MODELS for name in EXECUTORS for bits in (16, 8, 4)]
+PLANES = [("quantised", "turbomind", {"accuracy": accuracy}) for accuracy in ("auto", "fast")]  # else exact
 
 
-@pytest.fixture(scope="module", params=CASES, ids=" - ".join)
+@pytest.fixture(scope="module", params=CACHES + PLANES, ids=lambda x: f"{x[0]} {x[1]} {x[2]}")
 def solo(request: pytest.FixtureRequest) -> Solo:
-    """The logits of one sequence alone; accuracy concerns quantised weights only."""
-    name, kind = request.param
-    case, (executor, options) = MODELS[name](), {**KINDS, **COARSE}[kind]
+    model, executor, options = request.param
+    case = MODELS[model]()
     logits = sequence_logits(make_executor(executor, case[1], case[2], **options), IDS)
     return Solo(executor, options, case, logits)
 
