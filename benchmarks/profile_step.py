@@ -6,8 +6,8 @@ For each operation: the time (mean over threads; of all steps the value at the f
 operations it must move, and the time these take at the speeds that this process measures before and after: a
 plain read of as many bytes as lie in the same memory (all weights; all cached keys and values; or the rows in
 the caches of the CPU) and the product peak of the instructions used, divided by the number of activation
-planes (with accuracy=auto one, though some groups have two). "barrier" is waiting for other threads; "host" is
-everything outside the parallel region: scheduling, packing, Python, waking threads.
+planes (with accuracy=auto one, though some groups have two). "barrier" is waiting for other threads; "host"
+is everything outside the parallel region: scheduling, packing, Python, waking threads.
 """
 
 from __future__ import annotations
