@@ -11,7 +11,7 @@ from kernel_cases import TABLES, K
 
 QUANTISED = ["w4zero", "w4min", "int8", "int8min"]
 BOUND = {"w4zero": 3e-4, "w4min": 3e-4, "int8": 3e-4, "int8min": 3e-4}
-BOUND |= {"bf16": 1e-4, "bf16x1": 3e-3, "fp16": 1e-6}
+BOUND |= {"bf16": 1e-4, "bf16x1": 3e-3, "fp16": 1e-5}
 KIND_GROUPS = [(kind, group) for kind in QUANTISED for group in (32, 64, 128)]
 KIND_GROUPS += [(kind, 0) for kind in cases.DENSE]
 
