@@ -59,6 +59,8 @@ struct Aligned {
 
 // ---- products ----
 
+bool is_dense(WeightKind kind) { return kind == kBf16 || kind == kFp16; }
+
 struct Weights {
   Aligned<uint8_t> lines, zeros;
   Aligned<uint16_t> scales, mins;
@@ -67,6 +69,8 @@ struct Weights {
   Weights(WeightKind kind, int n, int k, int group)
       : lines(size_t(n) * k * 2), zeros(size_t(n) * k), scales(size_t(n) * k), mins(size_t(n) * k) {
     for (int i = 0; i < n * k * 2; ++i) lines.data[i] = uint8_t(engine());
+    if (kind == kFp16)  // as a.f32 wants them: all finite
+      for (int i = 1; i < n * k * 2; i += 2) lines.data[i] &= 0xbb;
     if (kind == kBf16)  // exponents near 1
       for (int i = 1; i < n * k * 2; i += 2) lines.data[i] = uint8_t((lines.data[i] & 0x80) | 0x3f);
     for (int i = 0; i < n * k; ++i) {
@@ -80,8 +84,8 @@ struct Weights {
               k,
               n / kTile,
               k,
-              kind == kBf16 ? 0 : group,
-              kind == kBf16 ? 0 : k / group,
+              is_dense(kind) ? 0 : group,
+              is_dense(kind) ? 0 : k / group,
               lines.data,
               scales.data,
               kind == kW4Zero ? zeros.data : nullptr,
@@ -95,9 +99,10 @@ struct Inputs {
   std::vector<float> scale, sum;
   std::vector<int32_t> parts;
   std::vector<uint16_t> bf_hi, bf_lo;
+  std::vector<float> f32;
   Activations view;
 
-  Inputs(int rows, int k, int group, float threshold, bool bf16)
+  Inputs(int rows, int k, int group, float threshold, WeightKind kind)
       : hi(size_t(rows + 8) * k),
         lo(size_t(rows + 8) * k),
         second(size_t(rows + 8) * k),
@@ -105,7 +110,8 @@ struct Inputs {
         sum(size_t(rows) * k),
         parts(size_t(rows) * k),
         bf_hi(size_t(rows + 8) * k),
-        bf_lo(size_t(rows + 8) * k) {
+        bf_lo(size_t(rows + 8) * k),
+        f32(size_t(rows + 8) * k) {
     const bool one = std::isinf(threshold);
     view = {};
     view.rows = rows;
@@ -113,7 +119,11 @@ struct Inputs {
     view.group = group;
     view.groups = k / group;
     view.threshold = threshold;
-    if (bf16) {
+    if (kind == kFp16) {
+      view.f32 = f32.data();
+      return;
+    }
+    if (kind == kBf16) {
       view.bf_hi = bf_hi.data();
       view.bf_lo = one ? nullptr : bf_lo.data();
       return;
@@ -130,7 +140,7 @@ struct Inputs {
 std::vector<float> product(const KernelTable& table, const Weights& w, const std::vector<float>& x, int rows,
                            float threshold, Inputs** kept = nullptr) {
   const Matrix& m = w.matrix;
-  auto* inputs = new Inputs(rows, m.k, m.group ? m.group : 32, threshold, m.kind == kBf16);
+  auto* inputs = new Inputs(rows, m.k, m.group ? m.group : 32, threshold, m.kind);
   for (int r = 0; r < rows; ++r) table.prepare(x.data() + size_t(r) * m.k, inputs->view, r, 0, m.k);
   std::vector<float> out(size_t(rows) * m.n);
   Aligned<uint8_t> scratch(table.matmul_scratch_bytes(m.k_padded) + 64);
@@ -154,8 +164,8 @@ void check_product(const KernelTable& neon, WeightKind kind, int group, int rows
   const std::vector<float> got = product(neon, w, x, rows, threshold, &mine);
   const std::vector<float> expected = product(portable_table(), w, x, rows, threshold, &theirs);
   report(name, difference(got, expected), 1e-5);
-  if (kind != kBf16) report("  first plane", std::memcmp(mine->hi.data, theirs->hi.data, size_t(rows) * k), 0);
-  if (kind != kBf16 && mine->view.lo)
+  if (!is_dense(kind)) report("  first plane", std::memcmp(mine->hi.data, theirs->hi.data, size_t(rows) * k), 0);
+  if (!is_dense(kind) && mine->view.lo)
     report("  second plane", std::memcmp(mine->lo.data, theirs->lo.data, size_t(rows) * k), 0);
   delete mine;
   delete theirs;
@@ -176,11 +186,14 @@ void check_products(const KernelTable& neon) {
         for (float threshold : {0.0f, 3.0f, infinity})
           if (group != 16 || kind == kInt8) check_product(neon, kind, group, rows, threshold);
   for (int rows : {1, 2, 9})
-    for (float threshold : {0.0f, infinity}) check_product(neon, kBf16, 0, rows, threshold);
+    for (float threshold : {0.0f, infinity}) {
+      check_product(neon, kBf16, 0, rows, threshold);
+      check_product(neon, kFp16, 0, rows, threshold);
+    }
 }
 
 void check_gather(const KernelTable& neon) {
-  for (WeightKind kind : {kW4Zero, kW4Min, kInt8, kInt8Min, kBf16}) {
+  for (WeightKind kind : {kW4Zero, kW4Min, kInt8, kInt8Min, kBf16, kFp16}) {
     const Weights w(kind, 32, 128, 32);
     std::vector<float> a(128), b(128);
     for (int row : {0, 17, 31}) {

@@ -103,23 +103,38 @@ INLINE float bf16_value(const Activations& a, size_t at) {
   return a.bf_lo ? high + float_of(static_cast<uint32_t>(a.bf_lo[at]) << 16) : high;
 }
 
-template <int M>
-static void bf16_tile(const Matrix& w, const Activations& a, int row, int tile, float* out, ptrdiff_t ld_out) {
+// Weights of 16 channels at inputs k and k + 1 of one line.
+template <int KIND>
+INLINE void widen_line(const uint8_t* line, Vec (&weights)[2]) {
+  if (KIND == kFp16) {
+    const auto* halves = reinterpret_cast<const uint16_t*>(line);
+    weights[0] = load_half(halves);
+    weights[1] = load_half(halves + kTile);
+    return;
+  }
+  const auto* pairs = reinterpret_cast<const uint32_t*>(line);
+  weights[0] = each([=](int i) { return vreinterpretq_f32_u32(vshlq_n_u32(vld1q_u32(pairs + 4 * i), 16)); });
+  weights[1] =
+      each([=](int i) { return vreinterpretq_f32_u32(vandq_u32(vld1q_u32(pairs + 4 * i), vdupq_n_u32(0xffff0000))); });
+}
+
+template <int KIND, int M>
+static void dense_tile(const Matrix& w, const Activations& a, int row, int tile, float* out, ptrdiff_t ld_out) {
   const int first = row / kRowBlock * kRowBlock, m_all = rows_of_block(a, row);
-  size_t at = static_cast<size_t>(first) * a.k_padded + 2 * static_cast<size_t>(row - first);
+  const size_t block = static_cast<size_t>(first) * a.k_padded, r = static_cast<size_t>(row - first);
   const uint8_t* line = w.lines + static_cast<size_t>(tile) * (w.k_padded / 2) * 64;
   Vec result[M];
   for (int m = 0; m < M; ++m) result[m] = zero();
-  for (int k = 0; k < w.k_padded; k += 2, line += 64, at += 2 * m_all) {
-    const Vec even = each([=](int i) {
-      return vreinterpretq_f32_u32(vshlq_n_u32(vld1q_u32(reinterpret_cast<const uint32_t*>(line) + 4 * i), 16));
-    });
-    const Vec odd = each([=](int i) {
-      return vreinterpretq_f32_u32(
-          vandq_u32(vld1q_u32(reinterpret_cast<const uint32_t*>(line) + 4 * i), vdupq_n_u32(0xffff0000)));
-    });
-    for (int m = 0; m < M; ++m) result[m] = fma(even, splat(bf16_value(a, at + 2 * m)), result[m]);
-    for (int m = 0; m < M; ++m) result[m] = fma(odd, splat(bf16_value(a, at + 2 * m + 1)), result[m]);
+  for (int k = 0; k < w.k_padded; k += 2, line += 64) {
+    Vec weights[2];
+    widen_line<KIND>(line, weights);
+    const size_t at = block + static_cast<size_t>(k) * m_all;
+    for (int j = 0; j < 2; ++j)
+      for (int m = 0; m < M; ++m) {
+        const float value =
+            KIND == kFp16 ? a.f32[at + static_cast<size_t>(j) * m_all + r + m] : bf16_value(a, at + 2 * (r + m) + j);
+        result[m] = fma(weights[j], splat(value), result[m]);
+      }
   }
   for (int m = 0; m < M; ++m) store(out + m * ld_out, result[m]);
 }
@@ -136,7 +151,9 @@ static void some_rows(const Matrix& w, const Activations& a, int row, int tile, 
     case kInt8Min:
       return grouped_tile<kInt8Min, M>(w, a, row, tile, out, ld_out);
     case kBf16:
-      return bf16_tile<M>(w, a, row, tile, out, ld_out);
+      return dense_tile<kBf16, M>(w, a, row, tile, out, ld_out);
+    case kFp16:
+      return dense_tile<kFp16, M>(w, a, row, tile, out, ld_out);
   }
 }
 
