@@ -25,8 +25,10 @@ from measure.extras import EXTRAS, run_extras
 from measure.machine import processor
 from measure.records import Key, Records
 from measure.report import write_report
+from measure.results import Results
 from measure.rows import ACCURACIES, CASES, MODELS, OURS, SIDES, Case, Side, cases_of
 from measure.statistics import median
+from measure.targets import close_sides
 from measure.workers import Pool, Setup, WorkerError
 
 TURN_SECONDS = 900.0  # a turn that takes longer has failed
@@ -77,7 +79,10 @@ class Run:
         rows = rows_of(self._args)
         try:
             for model in dict.fromkeys(model for model, _ in rows):
-                self._model(model, [case for name, case in rows if name == model])
+                cases = [case for name, case in rows if name == model]
+                self._model(model, cases)
+                for case in cases:
+                    self._sharpen(model, case)
                 self._pool.close()
         finally:
             self._pool.close()
@@ -89,6 +94,14 @@ class Run:
                 turn = (number + place) % len(sides)
                 for side in [*sides[turn:], *sides[:turn]]:
                     self._turn(model, case, side, number)
+
+    def _sharpen(self, model: str, case: Case) -> None:
+        """More rounds for the sides of a ratio that is within a tenth of its bound."""
+        known = {side.name: side for side in self._sides}
+        for number in range(self._args.rounds, self._args.most_rounds):
+            near = [known[name] for name in close_sides(Results(self._records), model, case) if name in known]
+            for side in near if number % 2 else near[::-1]:
+                self._turn(model, case, side, number)
 
     def _turn(self, model: str, case: Case, side: Side, number: int) -> None:
         key = (model, case.name, side.name)
@@ -158,6 +171,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sides", nargs="+", help="such as 'lmdeploy auto'; default: all that are installed")
     parser.add_argument("--extras", nargs="*", choices=EXTRAS, default=list(EXTRAS), help="other benchmarks")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--most-rounds", type=int, default=15, help="where a ratio is close to its bound")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory", type=float, default=12.0, help="GB that loaded engines may hold together")
     parser.add_argument("--start-seconds", type=float, default=600.0, help="longest start of an engine")

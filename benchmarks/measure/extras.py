@@ -21,6 +21,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1]
 SECONDS = 1800.0  # a script that takes longer has failed
 # Name: script and arguments; {models}, {peers}, {json} and {threads} are filled in.
 EXTRAS = {
+    "accuracy": "accuracy.py --threads {threads} --json {json} {peers}",
     "host overhead": "engine_overhead.py --model {models}/1b-q4_0 --threads {threads} --json {json}",
     "profile of 1b": "profile_step.py --model {models}/1b-q4_0 --threads {threads} --context 1024",
     "profile of the demo model": "profile_step.py --threads {threads}",

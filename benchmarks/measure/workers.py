@@ -130,7 +130,7 @@ def last_line(log: Path) -> str:
 
 
 class Pool:
-    """Workers of one model, the least recently used closed first when together they hold too much."""
+    """Workers that stay loaded; when together they hold too much, the quickest to load again goes first."""
 
     def __init__(self, setup: Setup, threads: int, memory: int, logs: Path, start_seconds: float) -> None:
         self._setup, self._threads, self._memory = setup, threads, memory
@@ -140,19 +140,20 @@ class Pool:
     def get(self, model: str, side: Side) -> Worker:
         """Loaded and ready. WorkerError when it cannot be."""
         key = (model, side)
-        if key in self._workers:
-            worker = self._workers.pop(key)
-        else:
+        if key not in self._workers:
             command = self._setup.command(side, model, self._threads)
             self._shrink()
             log = self._logs / f"{model}-{side.name.replace(' ', '-')}.log"
-            worker = Worker(command, log, self._start_seconds)
-        self._workers[key] = worker  # last: most recently used
-        return worker
+            self._workers[key] = Worker(command, log, self._start_seconds)
+        return self._workers[key]
 
     def _shrink(self) -> None:
-        while self._workers and sum(w.resident_bytes() for w in self._workers.values()) > self._memory:
-            self.drop(*next(iter(self._workers)))
+        held = {key: worker.resident_bytes() for key, worker in self._workers.items()}
+        while sum(held.values()) > self._memory:
+            large = [key for key in held if held[key] > self._memory // 50]
+            cheapest = min(large or held, key=lambda key: self._workers[key].facts["load_seconds"])
+            del held[cheapest]
+            self.drop(*cheapest)
 
     def drop(self, model: str, side: Side) -> None:
         worker = self._workers.pop((model, side), None)

@@ -52,6 +52,11 @@ def test_profile_step() -> None:
     assert "decode, 1 sequences" in text
 
 
+def test_accuracy() -> None:
+    text = output("accuracy.py", "--windows", 1, "--accuracies", "auto")
+    assert "| auto | " in text and "255 positions" in text
+
+
 def test_ab_compares_two_builds(tmp_path: Path) -> None:
     """A command that takes no time in one build and sleeps in the other: the ratio is far from 1."""
     builds = [tmp_path / "a", tmp_path / "b"]

@@ -16,7 +16,7 @@ from measure.report import write_report
 from measure.results import Results, limit_ratio
 from measure.rows import CASES
 from measure.statistics import geometric_mean, interval, spread
-from measure.targets import targets
+from measure.targets import close_sides, targets
 from peers.protocol import Clock
 
 
@@ -130,6 +130,20 @@ def test_a_bound_that_is_not_reached_is_missed(tmp_path: Path) -> None:
         "135m decode, 1 sequence, auto: time / time to read",
         "135m decode1, auto: speed / fastest peer",
     }
+
+
+def test_sides_close_to_a_bound_are_found(tmp_path: Path) -> None:
+    ours = [
+        turn("lmdeploy auto", 0, decode=480.0, **LIMITS),
+        turn("lmdeploy fast", 0, decode=700.0, **LIMITS),
+    ]
+    peer = turn("llama.cpp Q4_0", 0, decode=450.0)
+    results = Results(written(tmp_path / "r.jsonl", *ours, peer, turn("vllm bf16", 0, decode=449.0)))
+    assert close_sides(results, "135m", CASES["decode1"]) == ["lmdeploy auto", "llama.cpp Q4_0"]
+    alone = Results(written(tmp_path / "s.jsonl", turn("lmdeploy auto", 0, decode=400.0, **LIMITS)))
+    assert close_sides(alone, "135m", CASES["decode1"]) == ["lmdeploy auto"]  # 1.25 of the reading time
+    far = Results(written(tmp_path / "t.jsonl", turn("lmdeploy auto", 0, decode=200.0, **LIMITS), peer))
+    assert close_sides(far, "135m", CASES["decode1"]) == []
 
 
 def test_records_survive_a_line_cut_short(tmp_path: Path) -> None:
