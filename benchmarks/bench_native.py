@@ -139,7 +139,9 @@ class Run:
     def _say(self, text: str) -> None:
         rows = rows_of(self._args)
         wanted = self._args.rounds * sum(sum(m in s.models for s in self._sides) for m, _ in rows)
-        done = sum(min(len(turns), self._args.rounds) for turns in self._records.turns().values())
+        turns, names = self._records.turns(), [side.name for side in self._sides]
+        keys = [(model, case.name, name) for model, case in rows for name in names]
+        done = sum(min(len(turns.get(key, [])), self._args.rounds) for key in keys)
         minutes = (time.perf_counter() - self._begin) / 60
         print(f"[{done}/{wanted}, {minutes:.1f} min] {text}", flush=True)
 
@@ -195,7 +197,7 @@ def main() -> None:
         head = {"processor": processor(), "threads": args.threads, "date": time.strftime("%Y-%m-%d %H:%M")}
         records.add({"kind": "run", **head, "accuracies": ACCURACIES})
         Run(args, setup, records).all_rows()
-        run_extras(args.extras, records, setup.models, args)
+        run_extras(args.extras, records, setup, args)
     print(write_report(records, args.out))
 
 

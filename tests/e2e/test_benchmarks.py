@@ -78,3 +78,8 @@ def test_ab_names_a_command_that_fails(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "ab.py"), str(tmp_path), str(tmp_path), "--", "false"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and "the command failed" in done.stderr
+
+
+def test_serve_streams() -> None:
+    few = ["--streams", 2, "--requests", 2, "--tokens", 4, "--prompt-words", 5, "--rounds", 1]
+    assert "| lmdeploy | " in output("serve_streams.py", *few)
