@@ -49,6 +49,7 @@ class Limits:
     block_size: int
     num_blocks: int
     threads: int
+    kv_bits: int
 
 class Model:
     def __init__(self, shape: ModelShape, limits: Limits, cpus: Sequence[int], weight_bytes: int) -> None: ...

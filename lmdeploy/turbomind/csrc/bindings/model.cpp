@@ -243,7 +243,8 @@ void bind_shapes(nb::module_& m) {
       .def_rw("max_context", &Limits::max_context)
       .def_rw("block_size", &Limits::block_size)
       .def_rw("num_blocks", &Limits::num_blocks)
-      .def_rw("threads", &Limits::threads);
+      .def_rw("threads", &Limits::threads)
+      .def_rw("kv_bits", &Limits::kv_bits);
 }
 
 }  // namespace
