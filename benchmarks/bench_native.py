@@ -24,7 +24,7 @@ from typing import Any
 from measure.extras import EXTRAS, run_extras
 from measure.machine import processor
 from measure.records import Key, Records
-from measure.report import write_report
+from measure.report import write_into, write_report
 from measure.results import Results
 from measure.rows import ACCURACIES, CASES, MODELS, OURS, SIDES, Case, Side, cases_of
 from measure.statistics import median
@@ -68,7 +68,7 @@ class Run:
     """One pass over all rows; `records` is what is known so far."""
 
     def __init__(self, args: argparse.Namespace, setup: Setup, records: Records) -> None:
-        self._args, self._records = args, records
+        self._args, self._setup, self._records = args, setup, records
         self._sides = chosen_sides(args.sides, setup)
         memory = int(args.memory * 1e9)
         self._pool = Pool(setup, args.threads, memory, args.out / "logs", args.start_seconds)
@@ -115,7 +115,8 @@ class Run:
         except WorkerError as error:
             self._pool.drop(model, side)
             self._failed[key] = self._failed.get(key, 0) + 1
-            self._records.add({"kind": "failure", **base, "error": str(error)})
+            told = str(error).replace(str(self._setup.models), "MODELS")
+            self._records.add({"kind": "failure", **base, "error": told})
             self._say(f"{model} {case.name} {side.name}: failed: {error}")
             return
         facts = {name: worker.facts[name] for name in ("version", "load_seconds") if name in worker.facts}
@@ -180,6 +181,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lock", type=Path, help="file to lock during each turn, on a shared machine")
     parser.add_argument("--niceness", type=int, help="of a side during its turn, on a shared machine")
     parser.add_argument("--fresh", action="store_true", help="drop earlier results")
+    parser.add_argument("--docs", type=Path, help="Markdown page to write the results into")
     parser.add_argument("--report-only", action="store_true", help="write the tables of earlier results")
     return parser.parse_args()
 
@@ -198,7 +200,10 @@ def main() -> None:
         records.add({"kind": "run", **head, "accuracies": ACCURACIES})
         Run(args, setup, records).all_rows()
         run_extras(args.extras, records, setup, args)
-    print(write_report(records, args.out))
+    text = write_report(records, args.out)
+    print(text)
+    if args.docs is not None:
+        write_into(args.docs, text, args.out / "chart.svg")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,13 @@ EXTRAS = {
     "speculation": "speculative.py",
     "gaps of a stream": "stream_gap.py",
 }
+_SHOWN = {  # in result tables, which hold no paths of the machine they come from
+    "models": "MODELS",
+    "json": "FILE",
+    "peers": "--peers PEERS",
+    "llama_server": "--llama-server PATH --model 135m-q4_0.gguf",
+    "threads": 2,
+}
 _GEMM = ("qkv", "o", "gate_up", "down", "head")
 
 
@@ -42,7 +49,8 @@ def run_extras(names: list[str], records: Records, setup: Setup, args: argparse.
         file = args.out / f"{name.replace(' ', '-')}.json"
         text = EXTRAS[name].format(json=file, **places)
         print(f"{name}: {text}", flush=True)
-        record = {"kind": "extra", "name": name, "command": f"python benchmarks/{text}", "at": time.time()}
+        shown = f"python benchmarks/{EXTRAS[name].format(**_SHOWN)}".strip()
+        record = {"kind": "extra", "name": name, "command": shown, "at": time.time()}
         file.unlink(missing_ok=True)
         record.update(_run(text.split(), args))
         if file.exists():
