@@ -24,7 +24,7 @@ from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import Checkpoint, Source, TensorInfo
 from lmdeploy.models.files import is_there, read_json
 from lmdeploy.models.spec import ModelSpec
-from lmdeploy.quant.tensors import Tensor
+from lmdeploy.quant.tensors import StoredMatrix, Tensor
 
 MANIFEST, WEIGHTS, METADATA = "packed.json", "packed.bin", "metadata.gguf"
 FORM = 1  # of packed.json
@@ -181,6 +181,12 @@ class PackedStore:
             f"{self.source}: holds weights packed for the native engine only; give the model it was made from"
             f" ({Path(self._packed.sources[0].path).parent})."
         )
+
+    def stored_matrix(self, name: str) -> StoredMatrix | None:
+        return None
+
+    def release(self, name: str) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -43,6 +43,12 @@ class MemoryCheckpoint:
         self.reads += 1
         return self.tensors[name]
 
+    def stored_matrix(self, name: str) -> None:
+        return None
+
+    def release(self, name: str) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
