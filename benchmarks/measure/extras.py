@@ -28,6 +28,7 @@ EXTRAS = {
     "profile of the demo model": "profile_step.py --threads {threads}",
     "servers": "serve_streams.py --threads {threads} {llama_server}",
     "speculation": "speculative.py",
+    "packing": "pack_weights.py",
     "gaps of a stream": "stream_gap.py",
 }
 _SHOWN = {  # in result tables, which hold no paths of the machine they come from

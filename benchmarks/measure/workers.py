@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -87,7 +88,7 @@ class Worker:
             self.close()
             raise WorkerError(f"no answer within {seconds:.0f} s") from None
         if not line:
-            raise WorkerError(f"the process ended: {last_line(self._log)}")
+            raise WorkerError(self._end())
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise WorkerError(answer["error"])
@@ -100,8 +101,15 @@ class Worker:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise WorkerError(f"the process ended: {last_line(self._log)}") from None
+            raise WorkerError(self._end()) from None
         return self._next(seconds)
+
+    def _end(self) -> str:
+        """Why the process is gone."""
+        code = self._process.wait()
+        if code < 0:
+            return f"the process was ended by {signal.Signals(-code).name} (SIGKILL: memory ran out)"
+        return f"the process ended: {last_line(self._log)}"
 
     def set_niceness(self, value: int) -> None:
         renice(self._process.pid, value)

@@ -57,6 +57,11 @@ def test_a_worker_that_does_not_start_says_why(tmp_path: Path) -> None:
         Worker([sys.executable, "-c", "raise SystemExit('no such thing')"], tmp_path / "log", 60)
 
 
+def test_a_worker_that_is_killed_says_so(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match="ended by SIGKILL"):
+        Worker([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], tmp_path / "log", 60)
+
+
 class FakeSetup(Setup):
     def command(self, side: Side, model: str, threads: int) -> list[str]:
         return list(self.peers["fake"].values())
