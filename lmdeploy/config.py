@@ -145,6 +145,13 @@ class TurbomindEngineConfig(EngineConfig):
         choices=NATIVE_DTYPES,
         hint="the PyTorch engine has other types (PytorchEngineConfig, --backend pytorch)",
     )
+    accuracy: Literal["exact", "auto", "fast"] = _field(
+        "auto",
+        "rounding of activations that meet quantised weights; exact: 15 bits, fast: 8, auto: 15 where a "
+        "group of values has an outlier, else 8",
+        choices=("exact", "auto", "fast"),
+    )
+
     cp: int = _fixed(1, _ONE_MACHINE)
     device_num: int | None = _fixed(None, _GPU, 1)
     attn_cp_size: int | None = _fixed(None, _ONE_MACHINE, 1)

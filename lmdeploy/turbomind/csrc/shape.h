@@ -12,6 +12,7 @@ struct InputFormat {
   int k = 0;
   int group = 0;
   bool bf16 = false;
+  float threshold = 0;  // of Activations
 };
 
 enum Activation : int32_t { kSilu = 0, kGeluTanh = 1, kGelu = 2 };

@@ -73,11 +73,11 @@ Result<uint8_t> codes_of(const PackedMatrix& self, int channel) {
   return out;
 }
 
-std::unique_ptr<PreparedRows> prepare_rows(const KernelTable& table, Floats x, int group, bool int8, int bf16,
-                                           int span) {
+std::unique_ptr<PreparedRows> prepare_rows(const KernelTable& table, Floats x, int group, bool int8, int bf16, int span,
+                                           float threshold) {
   require(x.ndim() == 2, "x must be [rows, k]");
   const int rows = x.shape(0), k = x.shape(1);
-  auto result = std::make_unique<PreparedRows>(rows, k, group, int8, bf16);
+  auto result = std::make_unique<PreparedRows>(rows, k, group, int8, bf16, threshold);
   const int step = span > 0 ? span : k;
   for (int row = 0; row < rows; ++row)
     for (int begin = 0; begin < k; begin += step)
@@ -219,7 +219,10 @@ void register_buffers(nb::module_& m) {
           "hi", [](const PreparedRows& self) { return copy_array(self.view.hi, self.size()); },
           nb::rv_policy::automatic)
       .def_prop_ro(
-          "lo", [](const PreparedRows& self) { return copy_array(self.view.lo, self.size()); },
+          "lo", [](const PreparedRows& self) { return copy_array(self.view.lo, self.view.lo ? self.size() : 0); },
+          nb::rv_policy::automatic)
+      .def_prop_ro(
+          "second", [](const PreparedRows& self) { return copy_array(self.view.second, self.flags.size()); },
           nb::rv_policy::automatic)
       .def_prop_ro(
           "bf_hi", [](const PreparedRows& self) { return copy_array(self.view.bf_hi, self.size()); },
@@ -261,7 +264,7 @@ void register_kernels(nb::module_& parent) {
   nb::class_<KernelTable>(m, "Table")
       .def_static("get", table_by_name, nb::rv_policy::reference)
       .def("prepare", prepare_rows, nb::arg("x"), nb::arg("group"), nb::arg("int8") = true, nb::arg("bf16") = 0,
-           nb::arg("span") = 0)
+           nb::arg("span") = 0, nb::arg("threshold") = 0.0f)
       .def("matmul", matmul, nb::arg("w"), nb::arg("a"), nb::arg("begin") = 0, nb::arg("end") = -1)
       .def("gather_row", gather_row)
       .def("rms_norm", rms_norm)

@@ -75,12 +75,9 @@ float bf16_at(const Matrix& w, int channel, int k) {
   return bf16_to_float(value);
 }
 
-// What a group adds for each unit of the activations' sum: weights are code * scale + offset.
-float group_offset(const Matrix& w, size_t entry) {
-  const float scale = half_to_float(w.scales[entry]);
-  if (w.kind == kW4Zero) return -(float(w.zeros[entry]) * scale);
-  if (w.mins != nullptr) return half_to_float(w.mins[entry]);
-  return -128.0f * scale;
+// Weights are (code - zero) * scale, or code * scale + min.
+int32_t zero_of(const Matrix& w, size_t entry) {
+  return w.kind == kW4Zero ? w.zeros[entry] : w.kind == kInt8 ? 128 : 0;
 }
 
 // One row against the 16 channels of a tile. The inner loops run over channels, which compilers turn into vectors.
@@ -95,14 +92,16 @@ void grouped_tile(const Matrix& w, const Activations& a, int tile, int row, floa
       uint32_t lanes[kTile];
       memcpy(lanes, line + size_t(k / per_line) * 64, 64);
       const size_t at = plane_index(a, row, k, 4);
-      const int32_t value = a.hi[at] * 128 + a.lo[at];
+      const int32_t value = a.hi[at] * 128 + (a.lo != nullptr ? a.lo[at] : 0);
       const int shift = k % 4 * 8 + (k % per_line < 4 ? 0 : 4);
       for (int c = 0; c < kTile; ++c) sums[c] += int32_t(lanes[c] >> shift & mask) * value;
     }
     const size_t entry = (size_t(tile) * w.groups + g) * kTile, group = size_t(row) * a.groups + g;
+    const int32_t parts = a.parts[group], high = parts >> 16, low = int16_t(parts);
     for (int c = 0; c < kTile; ++c) {
-      result[c] += float(sums[c]) * a.scale[group] * half_to_float(w.scales[entry + c]);
-      result[c] += group_offset(w, entry + c) * a.sum[group];
+      const int32_t whole = sums[c] - zero_of(w, entry + c) * (128 * high + low);
+      result[c] += float(whole) * a.scale[group] * half_to_float(w.scales[entry + c]);
+      if (w.mins != nullptr) result[c] += half_to_float(w.mins[entry + c]) * a.sum[group];
     }
   }
   memcpy(out, result, sizeof result);
@@ -131,27 +130,33 @@ size_t matmul_scratch_bytes(int) { return 64; }
 // ---- activations ----
 
 void prepare_group(const float* x, int count, const Activations& a, int row, int g) {
-  float largest = 0;
+  float largest = 0, squares = 0;
   bool finite = true;
   for (int i = 0; i < count; ++i) {
     const float magnitude = fabsf(x[i]);
     finite = finite && magnitude < kInfinity;
     largest = magnitude > largest ? magnitude : largest;
+    squares += magnitude * magnitude;
   }
   const bool zero = largest < 1e-30f;
-  const float inverse = zero || !finite ? 0 : 16256.0f / largest;
-  int32_t sum = 0;
+  const bool second = a.lo != nullptr && !(largest <= a.threshold * sqrtf(squares / float(a.group)));
+  const float inverse = zero || !finite ? 0 : (second ? 16256.0f : 127.0f) / largest;
+  int32_t high_sum = 0, low_sum = 0;
   for (int i = 0; i < a.group; ++i) {
     const int value = i < count && inverse != 0 ? int(nearbyintf(x[i] * inverse)) : 0;
-    const int high = (value + 64) >> 7;
+    const int high = second ? (value + 64) >> 7 : value, low = second ? value - high * 128 : 0;
     const size_t at = plane_index(a, row, g * a.group + i, 4);
     a.hi[at] = int8_t(high);
-    a.lo[at] = int8_t(value - high * 128);
-    sum += value;
+    if (a.lo != nullptr) a.lo[at] = int8_t(low);
+    high_sum += high;
+    low_sum += low;
   }
   const float scale = !finite ? NAN : zero ? 0 : largest / 16256.0f;
-  a.scale[size_t(row) * a.groups + g] = scale;
-  a.sum[size_t(row) * a.groups + g] = scale * float(sum);
+  const size_t entry = size_t(row) * a.groups + g;
+  a.scale[entry] = scale;
+  a.sum[entry] = scale * float(high_sum * 128 + low_sum);
+  a.parts[entry] = high_sum * 65536 + (low_sum & 0xffff);
+  if (a.lo != nullptr) a.second[(size_t(row / kRowBlock) * a.groups + g) * kRowBlock + row % kRowBlock] = second;
 }
 
 void prepare(const float* x, const Activations& a, int row, int k_begin, int count) {

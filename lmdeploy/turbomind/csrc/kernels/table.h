@@ -49,12 +49,18 @@ struct Matrix {
 //   int8 planes: a = scale * (128 * hi + lo), scale = absmax / 16256, per row and group of `group` inputs
 //   bf16 planes: a = bf_hi + bf_lo, or a = bf_hi alone when bf_lo is null
 // Which planes are present follows from the weight kinds that will read them; absent ones are null.
+// A group of a row has a second plane, lo, when its absmax is more than `threshold` times its root mean square; else
+// its values are rounded to multiples of 128 * scale and its lo is 0 wherever there is one. This rule looks at nothing
+// but the group itself, and skipping a plane of zeros changes no bit, so that no row sees its neighbours.
 struct Activations {
   int32_t rows, k, k_padded;
   int32_t group, groups;
+  float threshold;  // 0: every group has a second plane; infinity: none, and lo may be null
   int8_t *hi, *lo;
-  float* scale;  // [rows][groups]
-  float* sum;    // [rows][groups] scale * sum(128 * hi + lo)
+  uint8_t* second;  // [ceil(rows / 8)][groups][8] 1: that row has a second plane; null with lo
+  float* scale;     // [rows][groups]
+  float* sum;       // [rows][groups] scale * sum(128 * hi + lo)
+  int32_t* parts;   // [rows][groups] sum(hi) in the upper 16 bits, sum(lo) in the lower
   uint16_t *bf_hi, *bf_lo;
 };
 

@@ -182,13 +182,11 @@ INLINE void store_dwords(IntVec v, int8_t* out, int stride) {
                             _mm_extract_epi32(bytes, 3)};
   for (int i = 0; i < 4; ++i) __builtin_memcpy(out + i * stride, &words[i], 4);
 }
-INLINE __m256i high_plane(__m256i v) { return _mm256_srai_epi32(_mm256_add_epi32(v, _mm256_set1_epi32(64)), 7); }
-INLINE void store_planes(IntVec v, int8_t* hi, int8_t* lo, int stride) {
-  const IntVec high = {high_plane(v.a), high_plane(v.b)};
-  const IntVec low = {_mm256_sub_epi32(v.a, _mm256_slli_epi32(high.a, 7)),
-                      _mm256_sub_epi32(v.b, _mm256_slli_epi32(high.b, 7))};
-  store_dwords(high, hi, stride);
-  store_dwords(low, lo, stride);
+INLINE __m256i high_half(__m256i v) { return _mm256_srai_epi32(_mm256_add_epi32(v, _mm256_set1_epi32(64)), 7); }
+// Planes of v = 128 * high + low.
+INLINE IntVec high_plane(IntVec v) { return {high_half(v.a), high_half(v.b)}; }
+INLINE IntVec low_plane(IntVec v, IntVec high) {
+  return {_mm256_sub_epi32(v.a, _mm256_slli_epi32(high.a, 7)), _mm256_sub_epi32(v.b, _mm256_slli_epi32(high.b, 7))};
 }
 
 // The nearest bfloat16 of each lane, still as float.

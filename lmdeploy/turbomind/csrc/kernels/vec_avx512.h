@@ -113,18 +113,16 @@ INLINE Vec swap_lanes(Vec v) {
   return _mm512_permute_ps(v, S == 2 ? 0x4e : 0xb1);
 }
 
-INLINE void store_dwords(__m128i bytes, int8_t* out, int stride) {
+// Sixteen int32 within int8 as four pieces of 4 bytes, `stride` bytes apart.
+INLINE void store_dwords(IntVec v, int8_t* out, int stride) {
+  const __m128i bytes = _mm512_cvtepi32_epi8(v);
   const int32_t words[4] = {_mm_extract_epi32(bytes, 0), _mm_extract_epi32(bytes, 1), _mm_extract_epi32(bytes, 2),
                             _mm_extract_epi32(bytes, 3)};
   for (int i = 0; i < 4; ++i) __builtin_memcpy(out + i * stride, &words[i], 4);
 }
-// Splits 16 values into planes 128 * hi + lo and writes them as 4-byte pieces `stride` bytes apart.
-INLINE void store_planes(IntVec v, int8_t* hi, int8_t* lo, int stride) {
-  const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(64)), 7);
-  const __m512i low = _mm512_sub_epi32(v, _mm512_slli_epi32(high, 7));
-  store_dwords(_mm512_cvtepi32_epi8(high), hi, stride);
-  store_dwords(_mm512_cvtepi32_epi8(low), lo, stride);
-}
+// Planes of v = 128 * high + low.
+INLINE IntVec high_plane(IntVec v) { return _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(64)), 7); }
+INLINE IntVec low_plane(IntVec v, IntVec high) { return _mm512_sub_epi32(v, _mm512_slli_epi32(high, 7)); }
 
 // Splits 16 values into bfloat16 planes hi + lo, two values in each of the 8 words.
 INLINE void split_bf16(Vec v, uint32_t* hi, uint32_t* lo) {
