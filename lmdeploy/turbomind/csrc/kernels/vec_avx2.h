@@ -208,3 +208,12 @@ INLINE void split_bf16(Vec v, uint32_t* hi, uint32_t* lo) {
   store_upper(high.a, high.b, hi);
   store_upper(to_bf16_half(rest.a), to_bf16_half(rest.b), lo);
 }
+
+constexpr int kDenseRows = 4, kDenseChains = 1;
+
+INLINE void load_bf16_pair(const uint8_t* line, Vec& even, Vec& odd) {
+  const __m256i a = _mm256_loadu_si256((const __m256i*)line), b = _mm256_loadu_si256((const __m256i*)line + 1);
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+  even = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+  odd = {_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper))};
+}

@@ -131,3 +131,13 @@ INLINE void split_bf16(Vec v, uint32_t* hi, uint32_t* lo) {
   _mm256_storeu_si256((__m256i*)hi, high);
   _mm256_storeu_si256((__m256i*)lo, (__m256i)_mm512_cvtneps_pbh(rest));
 }
+
+// Rows that share a weight in float products, and chains of sums for each.
+constexpr int kDenseRows = 8, kDenseChains = 2;
+
+// A line of bfloat16 weights, 16 channels x 2 inputs, as floats.
+INLINE void load_bf16_pair(const uint8_t* line, Vec& even, Vec& odd) {
+  const __m512i v = _mm512_loadu_si512(line);
+  even = _mm512_castsi512_ps(_mm512_slli_epi32(v, 16));
+  odd = _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+}
