@@ -2,10 +2,11 @@
 
     python benchmarks/long_context.py [--threads 2] [--kernels avx512] [--engine-tokens 131072]
 
-The first table decodes one token over 8,192 and 32,768 cached ones: bytes of keys and values a second beside a plain
-read of the same memory by the same threads in alternating turns, and the time as a share of that with 16 bits. Times
-are CPU seconds of the slowest thread. With `--engine-tokens` a tiny model (4 query heads, 2 of keys and values) reads
-a prompt of that length with 8 and 4 bits, in two ways of cutting it; the ids that follow must be equal.
+The first table decodes one token over 8,192 and 32,768 cached ones: bytes of keys and values a second
+beside a plain read of the same memory by the same threads in alternating turns, and the time as a share of
+that with 16 bits. Times are CPU seconds of the slowest thread. With `--engine-tokens` a tiny model (4 query
+heads, 2 of keys and values) reads a prompt of that length with 8 and 4 bits, in two ways of cutting it; the
+ids that follow must be equal.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def decode(args: argparse.Namespace, heads: int, kv_heads: int, dim: int, tokens
         plain = plain or one
         print(
             f"{heads}/{kv_heads} heads of {dim}, {tokens:6d} tokens, {bits:2d} bits"
-            f"  {cache.nbytes / seconds / 1e9:5.1f} GB/s  of read {read / seconds:4.2f}  of 16 bits {one / plain:4.2f}",
+            f"  {cache.nbytes / seconds / 1e9:5.1f} GB/s  of read {read / seconds:4.2f}"
+            f"  of 16 bits {one / plain:4.2f}",
             flush=True,
         )
 
@@ -70,7 +72,7 @@ def long_prompt(model: str, tokens: int, quant_policy: int, chunk: int) -> list[
             waste = 1 - (tokens + len(out) - 1) / held
     seconds = time.perf_counter() - begin
     print(
-        f"{tokens} tokens, {quant_policy} bits, chunks of {chunk}: {seconds:.1f} s, waste {100 * waste:.3f} %",
+        f"{tokens} tokens, {quant_policy} bits, chunks of {chunk}: {seconds:.1f} s, waste {waste:.3%}",
         flush=True,
     )
     return out

@@ -1,4 +1,4 @@
-"""A long prompt on the native engine: the ids do not depend on its pieces, and the cache wastes next to nothing."""
+"""A long prompt on the native engine: its pieces do not show in the ids, the cache wastes next to nothing."""
 
 from __future__ import annotations
 
