@@ -141,6 +141,7 @@ def _resolve(
         num_threads=config.num_threads or env.NUM_THREADS.number() or machine.cores,
     )
     plan, limits = _plan(checkpoint, guesses.draft, config, limits, machine, choice, server)
+    kernels = choose_kernels() if choice.backend == "turbomind" else ""
     return RuntimeConfig(
         model=model,
         model_path=str(path),
@@ -150,7 +151,7 @@ def _resolve(
         model_len=spec.max_position,
         max_prefill_token_num=config.max_prefill_token_num,
         limits=limits,
-        kernels=choose_kernels() if choice.backend == "turbomind" else "",
+        kernels=kernels,
         backend=choice.backend,
         device=choice.device,
         dtype=choice.dtype,
@@ -158,7 +159,7 @@ def _resolve(
         enable_prefix_caching=config.enable_prefix_caching,
         speculative=guesses.config,
         plan=plan,
-        notes=(*checkpoint.notes, *_notes(config, plan, spec)),
+        notes=(*checkpoint.notes, *_notes(config, plan, spec), *_native_notes(kernels, machine)),
         cautions=_cautions(config, plan, spec, limits.num_threads, machine, choice),
     )
 
@@ -257,6 +258,19 @@ def _needs(checkpoint: Checkpoint, limits: Limits, choice: Choice) -> Needs:
         block_size=limits.block_size,
         token=checkpoint.spec.kv_bytes_per_token(2),
     )
+
+
+def _native_notes(kernels: str, machine: Machine) -> list[str]:
+    """What makes the native engine slower on this machine than it need be; `kernels` is "" for another one."""
+    notes = []
+    if kernels == "portable":
+        notes.append("the portable kernels compute, which are slow: AVX2 is missing or was turned off")
+    if kernels and machine.huge_pages.transparent in ("never", "absent"):
+        notes.append(
+            "memory comes in small pages, which is slower: transparent huge pages are"
+            f" {machine.huge_pages.transparent} (/sys/kernel/mm/transparent_hugepage/enabled)"
+        )
+    return notes
 
 
 def _notes(config: EngineConfig, plan: MemoryPlan, spec: ModelSpec) -> tuple[str, ...]:
