@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmdeploy import env
-from lmdeploy.config import DEFAULT_MAX_BATCH_SIZE, NATIVE_DTYPES, EngineConfig
+from lmdeploy.config import DEFAULT_MAX_BATCH_SIZE, NATIVE_DTYPES, EngineConfig, TurbomindEngineConfig
 from lmdeploy.engine.executor import Limits
 from lmdeploy.errors import CapacityError, ConfigError, ModelError
 from lmdeploy.models.checkpoint import Checkpoint
@@ -42,6 +42,7 @@ from lmdeploy.runtime.memory_plan import (
 )
 from lmdeploy.speculative import SpeculativeConfig
 from lmdeploy.turbomind import kernel_sets
+from lmdeploy.turbomind.accuracy import Accuracy
 from lmdeploy.turbomind.layout import model_layout
 from lmdeploy.turbomind.plan import native_plan
 
@@ -66,6 +67,7 @@ class RuntimeConfig:
     backend: Backend
     device: Device
     dtype: str  # of matrices and cache; "" in the native engine, which has its own
+    accuracy: Accuracy  # of the native engine
     engine: str  # the choice and its reason, for people
     enable_prefix_caching: bool
     speculative: SpeculativeConfig | None  # its `model` is a path here
@@ -139,6 +141,7 @@ def _resolve(
         max_context=config.session_len or spec.max_position,
         block_size=config.cache_block_seq_len,
         num_threads=config.num_threads or env.NUM_THREADS.number() or machine.cores,
+        kv_bits=config.quant_policy or 16,
     )
     plan, limits = _plan(checkpoint, guesses.draft, config, limits, machine, choice, server)
     kernels = choose_kernels() if choice.backend == "turbomind" else ""
@@ -155,6 +158,7 @@ def _resolve(
         backend=choice.backend,
         device=choice.device,
         dtype=choice.dtype,
+        accuracy=_accuracy(config),
         engine=choice.line(),
         enable_prefix_caching=config.enable_prefix_caching,
         speculative=guesses.config,
@@ -162,6 +166,10 @@ def _resolve(
         notes=(*checkpoint.notes, *_notes(config, plan, spec), *_native_notes(kernels, machine)),
         cautions=_cautions(config, plan, spec, limits.num_threads, machine, choice),
     )
+
+
+def _accuracy(config: EngineConfig) -> Accuracy:
+    return config.accuracy if isinstance(config, TurbomindEngineConfig) else TurbomindEngineConfig().accuracy
 
 
 def _native_refusal(checkpoint: Checkpoint, dtype: str) -> str | None:
@@ -196,14 +204,14 @@ def _plan(
         # What this process has taken is part of the server's share, which is planned as a whole.
         free += machine.own_memory
         beside = server_bytes(checkpoint.spec.vocab_size)
-    needs = dataclasses.replace(_all_needs(checkpoint, draft, limits, choice), server=beside)
+    needs = dataclasses.replace(_all_needs(checkpoint, draft, config, limits, choice), server=beside)
     plan = plan_memory(needs, wishes, free, bound)
     if plan.session_len == limits.max_context:
         return plan, limits
     # The length was found with the workspace of the longest context; the shorter one needs less.
     limits = dataclasses.replace(limits, max_context=plan.session_len)
     wishes = dataclasses.replace(wishes, session_len=plan.session_len)
-    needs = dataclasses.replace(_all_needs(checkpoint, draft, limits, choice), server=beside)
+    needs = dataclasses.replace(_all_needs(checkpoint, draft, config, limits, choice), server=beside)
     return plan_memory(needs, wishes, free, bound), limits
 
 
@@ -235,28 +243,30 @@ def _check_session_len(session_len: int | None, spec: ModelSpec) -> None:
         )
 
 
-def _all_needs(checkpoint: Checkpoint, draft: Checkpoint | None, limits: Limits, choice: Choice) -> Needs:
-    needs = _needs(checkpoint, limits, choice)
+def _all_needs(
+    checkpoint: Checkpoint, draft: Checkpoint | None, config: EngineConfig, limits: Limits, choice: Choice
+) -> Needs:
+    needs = _needs(checkpoint, config, limits, choice)
     if draft is None:
         return needs
-    second = _needs(draft, limits, choice)
+    second = _needs(draft, config, limits, choice)
     return dataclasses.replace(needs, draft=second.weights + second.workspace, draft_block=second.block)
 
 
-def _needs(checkpoint: Checkpoint, limits: Limits, choice: Choice) -> Needs:
+def _needs(checkpoint: Checkpoint, config: EngineConfig, limits: Limits, choice: Choice) -> Needs:
     if choice.backend == "pytorch":
-        torch = torch_plan(checkpoint.spec, choice.dtype, choice.device, limits.block_size)
+        torch = torch_plan(checkpoint.spec, choice.dtype, choice.device, limits.block_size, limits.kv_bits)
         token = torch.block // limits.block_size
         process = TORCH_PROCESS_BYTES[choice.device]
         return Needs(torch.weights, torch.workspace, torch.block, limits.block_size, token, process)
     infos = {name: checkpoint.info(name) for name in checkpoint.names()}
-    native = native_plan(checkpoint.spec, infos, limits)
+    native = native_plan(checkpoint.spec, infos, limits, _accuracy(config))
     return Needs(
         weights=native.weights,
         workspace=native.workspace,
         block=native.block,
         block_size=limits.block_size,
-        token=checkpoint.spec.kv_bytes_per_token(2),
+        token=native.block // limits.block_size,
     )
 
 
@@ -304,6 +314,10 @@ def _cautions(
     return tuple(cautions)
 
 
+def _kv_bits(limits: Limits) -> str:
+    return "" if limits.kv_bits == 16 else f", {limits.kv_bits} bits a value and scales"
+
+
 def plan_table(config: RuntimeConfig) -> str:
     """The start-up account for people, one fact a line."""
     plan = config.plan
@@ -325,7 +339,7 @@ def plan_table(config: RuntimeConfig) -> str:
             f"model      {Path(config.model_path).name} ({config.family})",
             f"engine     {config.engine}",
             *(f"{name:<10} {value:>9}  {more}".rstrip() for name, value, more in rows),
-            f"a token    {size(plan.kv_per_token)} of KV cache",
+            f"a token    {size(plan.kv_per_token)} of KV cache{_kv_bits(config.limits)}",
             f"at once    {at_once}, limited by {plan.bound}",
             f"threads    {config.limits.num_threads}{kernels}",
             *([f"speculation {config.speculative.line()}"] if config.speculative else []),

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 class InputFormat:
-    def __init__(self, k: int, group: int, bf16: bool) -> None: ...
+    def __init__(self, k: int, group: int, bf16: bool, threshold: float) -> None: ...
 
 class LayerShape:
     heads: int
@@ -49,6 +49,7 @@ class Limits:
     block_size: int
     num_blocks: int
     threads: int
+    kv_bits: int
 
 class Model:
     def __init__(self, shape: ModelShape, limits: Limits, cpus: Sequence[int], weight_bytes: int) -> None: ...

@@ -7,14 +7,16 @@ disagree. Knows no files, no values and no extension module.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from lmdeploy.errors import ModelError
 from lmdeploy.models.rope import SUPPORTED as ROPE_KINDS
 from lmdeploy.models.spec import AttentionSpec, LayerSpec, LinearSpec, ModelSpec
+from lmdeploy.turbomind.accuracy import ALWAYS, NEVER, THRESHOLDS, Accuracy
 
 TILE = 16  # output channels of a packed tile
+ROW_BLOCK = 8  # rows of a block of prepared inputs
 MAX_HEAD_DIM = 512  # kMaxHeadDim of the kernels
 GROUPS = (128, 64, 32, 16)  # inputs per scale that the kernels take; 16 only when they come in pairs
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # in the order of the native enumeration
@@ -73,18 +75,25 @@ class MatrixLayout:
 
 @dataclass(frozen=True, slots=True)
 class InputLayout:
-    """How k inputs are prepared: int8 planes in groups (0: none), bfloat16 planes, or both."""
+    """How k inputs are prepared: int8 planes in groups (0: none), bfloat16 planes, or both.
+
+    threshold: which groups have a second int8 plane (accuracy.py).
+    """
 
     k: int
     group: int
     bf16: bool
+    threshold: float = ALWAYS
 
     def nbytes(self, rows: int) -> int:
         """Bytes of `rows` prepared rows, laid out as csrc/workspace.cpp does."""
         total = 0
         if self.group:
             padded = ceil_div(self.k, self.group) * self.group
-            total += 2 * align(rows * padded) + 2 * align(rows * (padded // self.group) * 4)
+            groups = padded // self.group
+            total += align(rows * padded) + 3 * align(rows * groups * 4)
+            if self.threshold != NEVER:
+                total += align(rows * padded) + align(ceil_div(rows, ROW_BLOCK) * ROW_BLOCK * groups)
         if self.bf16:
             total += 2 * align(rows * ceil_div(self.k, 2) * 2 * 2)
         return total
@@ -163,7 +172,7 @@ def align(nbytes: int) -> int:
     return ceil_div(nbytes, 64) * 64
 
 
-def model_layout(spec: ModelSpec, headers: Headers) -> ModelLayout:
+def model_layout(spec: ModelSpec, headers: Headers, accuracy: Accuracy = "exact") -> ModelLayout:
     """The packed form of a model. ModelError when no kernel computes it or a shape is unlike the spec."""
     for layer in spec.layers:
         _check_supported(layer)
@@ -181,7 +190,21 @@ def model_layout(spec: ModelSpec, headers: Headers) -> ModelLayout:
     if headers["embed.weight"].ordered:
         raise ModelError("tensor 'embed.weight' lists its columns in another order (act-order)")
     ordered = _ordered([head_name], headers)
-    return ModelLayout(tuple(layers), embedding, head, _input([head_name], headers), lengths, ordered)
+    layout = ModelLayout(tuple(layers), embedding, head, _input([head_name], headers), lengths, ordered)
+    return _with_threshold(layout, THRESHOLDS[accuracy])
+
+
+def _with_threshold(layout: ModelLayout, threshold: float) -> ModelLayout:
+    """The layout with every input prepared by that rule."""
+
+    def linear(x: LinearLayout) -> LinearLayout:
+        return replace(x, input=replace(x.input, threshold=threshold))
+
+    layers = tuple(
+        LayerLayout(linear(x.qkv), linear(x.o), linear(x.gate_up), linear(x.down), x.vectors)
+        for x in layout.layers
+    )
+    return replace(layout, layers=layers, head_input=replace(layout.head_input, threshold=threshold))
 
 
 def _layer(spec: ModelSpec, index: int, headers: Headers) -> LayerLayout:

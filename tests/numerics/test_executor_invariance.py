@@ -41,22 +41,24 @@ MODELS = {
 @dataclass
 class Solo:
     kind: str
+    options: dict[str, Any]
     case: Case
     logits: npt.NDArray[np.float32]
 
     def executor(self, threads: int | None = None, **fields: int) -> Any:
-        return make_executor(self.kind, self.case[1], self.case[2], threads, **fields)
+        return make_executor(self.kind, self.case[1], self.case[2], threads, **self.options, **fields)
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def model(request: pytest.FixtureRequest) -> Case:
-    return MODELS[request.param]()
+CACHES = [(model, name, {"kv_bits": bits}) for model in MODELS for name in EXECUTORS for bits in (16, 8, 4)]
+PLANES = [("quantised", "turbomind", {"accuracy": accuracy}) for accuracy in ("auto", "fast")]  # else exact
 
 
-@pytest.fixture(scope="module", params=EXECUTORS)
-def solo(request: pytest.FixtureRequest, model: Case) -> Solo:
-    executor = make_executor(request.param, model[1], model[2])
-    return Solo(request.param, model, sequence_logits(executor, IDS))
+@pytest.fixture(scope="module", params=CACHES + PLANES, ids=lambda x: f"{x[0]} {x[1]} {x[2]}")
+def solo(request: pytest.FixtureRequest) -> Solo:
+    model, executor, options = request.param
+    case = MODELS[model]()
+    logits = sequence_logits(make_executor(executor, case[1], case[2], **options), IDS)
+    return Solo(executor, options, case, logits)
 
 
 def assert_same(got: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> None:

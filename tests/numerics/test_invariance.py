@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from demo_model import demo_gguf
-from executors import EXECUTORS, engine_config
+from executors import engine_config
 from small_llama import save_small_llama
 
 from lmdeploy.engine.loop import Engine
@@ -34,17 +34,27 @@ class Maker:
 
     executor: str
     model: Path
+    options: dict[str, Any]
 
     def __call__(self, **fields: Any) -> Engine:
         options = dict(session_len=512, max_batch_size=40, num_threads=2, cache_block_seq_len=32)
-        return build_engine(resolve(str(self.model), engine_config(self.executor, **{**options, **fields})))
+        config = engine_config(self.executor, **{**options, **self.options, **fields})
+        return build_engine(resolve(str(self.model), config))
 
 
-@pytest.fixture(scope="module", params=EXECUTORS)
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *[("turbomind", {"quant_policy": policy}) for policy in (0, 8, 4)],
+    *[("turbomind", {"accuracy": accuracy}) for accuracy in ("auto", "fast")],  # the others are exact
+    *[("pytorch", {"quant_policy": policy}) for policy in (0, 4)],
+]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda x: f"{x[0]} {x[1]}")
 def make_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Maker:
-    if request.param == "turbomind":
-        return Maker("turbomind", demo_gguf())
-    return Maker(request.param, save_small_llama(tmp_path_factory.mktemp("small")))
+    executor, options = request.param
+    if executor == "turbomind":
+        return Maker(executor, demo_gguf(), options)
+    return Maker(executor, save_small_llama(tmp_path_factory.mktemp("small")), options)
 
 
 def main_request(name: str = "main") -> Request:

@@ -19,10 +19,10 @@ EXECUTORS = ("turbomind", "pytorch")
 
 
 def engine_config(executor: str, **fields: Any) -> EngineConfig:
-    """The options that both engines take, for one of them."""
+    """The options that both engines take, for one of them; both at their most exact unless said otherwise."""
     if executor == "pytorch":
         return PytorchEngineConfig(device_type="cpu", **fields)
-    return TurbomindEngineConfig(**fields)
+    return TurbomindEngineConfig(**{"accuracy": "exact", **fields})
 
 
 def make_executor(
@@ -56,7 +56,8 @@ def make_torch(
 def fill_cache(executor: Any, value: float) -> None:
     """Every key and value of the cache becomes `value`, as a fault would leave it."""
     if hasattr(executor, "_model"):
-        executor._model.fill_cache(int(np.float16(value).view(np.uint16)))
+        # As bits of bfloat16, in which scales and offsets are.
+        executor._model.fill_cache(int(np.float32(value).view(np.uint32)) >> 16)
         return
-    for cache in (*executor.cache.keys, *executor.cache.values):
-        cache.fill_(value)
+    for tensor in executor.cache.tensors():
+        tensor.fill_(value if tensor.is_floating_point() else 255)

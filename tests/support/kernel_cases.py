@@ -90,15 +90,24 @@ def activations(rows: int, k: int, seed: int = 1) -> np.ndarray:
     return x
 
 
-def prepare(t, x, kind: str, group: int, span: int = 0):
+def prepare(t, x, kind: str, group: int, span: int = 0, threshold: float = 0.0):
     if kind == "bf16":
         return t.prepare(x, 0, int8=False, bf16=2, span=span)
-    return t.prepare(x, group, span=span)
+    return t.prepare(x, group, span=span, threshold=threshold)
 
 
-def run(name: str, kind: str, group: int, weights: Weights, x: np.ndarray, begin: int = 0, end: int = -1):
+def run(
+    name: str,
+    kind: str,
+    group: int,
+    weights: Weights,
+    x: np.ndarray,
+    begin: int = 0,
+    end: int = -1,
+    threshold: float = 0.0,
+):
     t = table(name)
-    return t.matmul(weights.packed, prepare(t, x, kind, group), begin, end)
+    return t.matmul(weights.packed, prepare(t, x, kind, group, threshold=threshold), begin, end)
 
 
 def relative_rms(got, want) -> float:

@@ -12,6 +12,7 @@ struct InputFormat {
   int k = 0;
   int group = 0;
   bool bf16 = false;
+  float threshold = 0;  // of Activations
 };
 
 enum Activation : int32_t { kSilu = 0, kGeluTanh = 1, kGelu = 2 };
@@ -47,6 +48,7 @@ struct Limits {
   int max_context = 0;  // tokens; longer sequences work, but few of them are not spread over threads
   int block_size = 0, num_blocks = 0;
   int threads = 1;
+  int kv_bits = 16;  // of a code in the cache: 16, 8 or 4
 };
 
 }  // namespace lmdeploy

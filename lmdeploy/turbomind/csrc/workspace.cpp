@@ -1,5 +1,6 @@
 #include "workspace.h"
 
+#include <cmath>
 #include <stdexcept>
 
 namespace lmdeploy {
@@ -17,10 +18,15 @@ Activations take_int8(const InputFormat& f, int rows, Arena& arena) {
   a.k_padded = round_up(f.k, f.group);
   a.groups = a.k_padded / f.group;
   size_t values = size_t(rows) * a.k_padded, scales = size_t(rows) * a.groups;
+  a.threshold = f.threshold;
   a.hi = arena.take<int8_t>(values);
-  a.lo = arena.take<int8_t>(values);
+  if (std::isfinite(f.threshold)) {
+    a.lo = arena.take<int8_t>(values);
+    a.second = arena.take<uint8_t>(size_t(round_up(rows, kRowBlock)) * a.groups);
+  }
   a.scale = arena.take<float>(scales);
   a.sum = arena.take<float>(scales);
+  a.parts = arena.take<int32_t>(scales);
   return a;
 }
 
@@ -104,9 +110,13 @@ Activations rows_of(const Activations& a, int begin, int rows) {
   size_t values = size_t(begin) * a.k_padded, scales = size_t(begin) * a.groups;
   if (a.hi != nullptr) {
     view.hi += values;
-    view.lo += values;
+    if (a.lo != nullptr) {
+      view.lo += values;
+      view.second += scales;
+    }
     view.scale += scales;
     view.sum += scales;
+    view.parts += scales;
   }
   if (a.bf_hi != nullptr) {
     view.bf_hi += values;

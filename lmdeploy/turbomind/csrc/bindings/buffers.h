@@ -2,12 +2,14 @@
 #pragma once
 #include <sys/mman.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 
 #include "kernels/table.h"
+#include "kv_layer.h"
 #include "pack.h"
 
 namespace lmdeploy {
@@ -44,13 +46,14 @@ struct PackedMatrix {
 };
 
 struct PreparedRows {
-  PreparedRows(int rows, int k, int group, bool int8, int bf16)
+  PreparedRows(int rows, int k, int group, bool int8, int bf16, float threshold = 0)
       : unit(group > 0 ? group : 2),
         k_padded((k + unit - 1) / unit * unit),
         groups_per_row(group > 0 ? k_padded / group : 0),
         planes(size_t(rows) * k_padded * (int8 ? 2 : 0)),
         bf_planes(size_t(rows) * k_padded * 2 * bf16),
-        factors(size_t(rows) * groups_per_row * 2 * sizeof(float)) {
+        factors(size_t(rows) * groups_per_row * 3 * sizeof(float)),
+        flags(size_t(rows + kRowBlock - 1) / kRowBlock * kRowBlock * groups_per_row) {
     auto* bytes = static_cast<int8_t*>(planes.data());
     auto* halves = static_cast<uint16_t*>(bf_planes.data());
     auto* floats = static_cast<float*>(factors.data());
@@ -62,24 +65,28 @@ struct PreparedRows {
     view.group = group;
     view.groups = groups_per_row;
     view.hi = bytes;
-    view.lo = int8 ? bytes + values : nullptr;
+    view.threshold = threshold;
+    if (int8 && std::isfinite(threshold)) {
+      view.lo = bytes + values;
+      view.second = static_cast<uint8_t*>(flags.data());
+    }
     view.scale = floats;
     view.sum = floats ? floats + scales : nullptr;
+    view.parts = floats ? reinterpret_cast<int32_t*>(floats + 2 * scales) : nullptr;
     view.bf_hi = halves;
     view.bf_lo = bf16 == 2 ? halves + values : nullptr;
   }
   size_t size() const { return size_t(view.rows) * k_padded; }
   size_t groups() const { return size_t(view.rows) * groups_per_row; }
   int unit, k_padded, groups_per_row;
-  Buffer planes, bf_planes, factors;
+  Buffer planes, bf_planes, factors, flags;
   Activations view{};
 };
 
 struct KvCache {
-  KvCache(int blocks_, int heads_, int block_size, int head_dim)
-      : blocks(blocks_), heads(heads_), memory(size_t(blocks_) * heads_ * 2 * block_size * head_dim * 2) {
-    const int64_t head_stride = int64_t{2} * block_size * head_dim;
-    layer = {static_cast<uint16_t*>(memory.data()), head_stride * heads_, head_stride, block_size, head_dim};
+  KvCache(int blocks_, int heads_, int block_size, int head_dim, int bits)
+      : blocks(blocks_), heads(heads_), memory(blocks_ * heads_ * kv_head_bytes(block_size, head_dim, bits)) {
+    layer = make_kv_layer(static_cast<uint8_t*>(memory.data()), heads, block_size, head_dim, bits);
   }
   int blocks, heads;
   Buffer memory;

@@ -73,11 +73,11 @@ Result<uint8_t> codes_of(const PackedMatrix& self, int channel) {
   return out;
 }
 
-std::unique_ptr<PreparedRows> prepare_rows(const KernelTable& table, Floats x, int group, bool int8, int bf16,
-                                           int span) {
+std::unique_ptr<PreparedRows> prepare_rows(const KernelTable& table, Floats x, int group, bool int8, int bf16, int span,
+                                           float threshold) {
   require(x.ndim() == 2, "x must be [rows, k]");
   const int rows = x.shape(0), k = x.shape(1);
-  auto result = std::make_unique<PreparedRows>(rows, k, group, int8, bf16);
+  auto result = std::make_unique<PreparedRows>(rows, k, group, int8, bf16, threshold);
   const int step = span > 0 ? span : k;
   for (int row = 0; row < rows; ++row)
     for (int begin = 0; begin < k; begin += step)
@@ -130,6 +130,16 @@ Result<float> add_scaled(const KernelTable& table, Floats x, Floats y, float sca
   Result<float> out = copy_array(x.data(), x.size());
   table.add_scaled(out.data(), y.data(), scale, x.size());
   return out;
+}
+
+// Each vector along the last axis.
+Result<float> rotate(const KernelTable& table, Floats heads) {
+  require(heads.ndim() == 3 && heads.shape(2) % kTile == 0, "heads must be [rows, heads, head_dim]");
+  const size_t dim = heads.shape(2);
+  Result<float> y = new_array<float>({heads.shape(0), heads.shape(1), dim});
+  std::copy_n(heads.data(), heads.size(), y.data());
+  for (size_t i = 0; i < heads.size(); i += dim) table.rotate(y.data() + i, int(dim));
+  return y;
 }
 
 void store_kv(const KernelTable& table, KvCache& cache, int kv_head, int block, int slot, Floats key, Floats value) {
@@ -209,7 +219,10 @@ void register_buffers(nb::module_& m) {
           "hi", [](const PreparedRows& self) { return copy_array(self.view.hi, self.size()); },
           nb::rv_policy::automatic)
       .def_prop_ro(
-          "lo", [](const PreparedRows& self) { return copy_array(self.view.lo, self.size()); },
+          "lo", [](const PreparedRows& self) { return copy_array(self.view.lo, self.view.lo ? self.size() : 0); },
+          nb::rv_policy::automatic)
+      .def_prop_ro(
+          "second", [](const PreparedRows& self) { return copy_array(self.view.second, self.flags.size()); },
           nb::rv_policy::automatic)
       .def_prop_ro(
           "bf_hi", [](const PreparedRows& self) { return copy_array(self.view.bf_hi, self.size()); },
@@ -225,10 +238,11 @@ void register_buffers(nb::module_& m) {
           "sum", [](const PreparedRows& self) { return copy_array(self.view.sum, self.groups()); },
           nb::rv_policy::automatic);
   nb::class_<KvCache>(m, "KvCache")
-      .def(nb::init<int, int, int, int>(), nb::arg("blocks"), nb::arg("heads"), nb::arg("block_size"),
-           nb::arg("head_dim"))
-      .def("fill", [](KvCache& self, uint16_t bits) { std::fill_n(self.layer.base, self.memory.size() / 2, bits); })
-      .def("data", [](const KvCache& self) { return copy_array(self.layer.base, self.memory.size() / 2); });
+      .def(nb::init<int, int, int, int, int>(), nb::arg("blocks"), nb::arg("heads"), nb::arg("block_size"),
+           nb::arg("head_dim"), nb::arg("bits") = 16)
+      .def("fill", [](KvCache& self, uint8_t byte) { std::fill_n(self.layer.base, self.memory.size(), byte); })
+      .def("data", [](const KvCache& self) { return copy_array(self.layer.base, self.memory.size()); })
+      .def_prop_ro("nbytes", [](const KvCache& self) { return self.memory.size(); });
 }
 
 }  // namespace
@@ -250,13 +264,14 @@ void register_kernels(nb::module_& parent) {
   nb::class_<KernelTable>(m, "Table")
       .def_static("get", table_by_name, nb::rv_policy::reference)
       .def("prepare", prepare_rows, nb::arg("x"), nb::arg("group"), nb::arg("int8") = true, nb::arg("bf16") = 0,
-           nb::arg("span") = 0)
+           nb::arg("span") = 0, nb::arg("threshold") = 0.0f)
       .def("matmul", matmul, nb::arg("w"), nb::arg("a"), nb::arg("begin") = 0, nb::arg("end") = -1)
       .def("gather_row", gather_row)
       .def("rms_norm", rms_norm)
       .def("rope", rope)
       .def("activation", activation)
       .def("add_scaled", add_scaled)
+      .def("rotate", rotate)
       .def("store_kv", store_kv)
       .def("attend", attend, nb::arg("cache"), nb::arg("kv_head"), nb::arg("blocks"), nb::arg("kv_begin"),
            nb::arg("kv_end"), nb::arg("position"), nb::arg("q"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f)

@@ -246,9 +246,10 @@ void bind_images(nb::module_& m) {
 }
 
 void bind_shapes(nb::module_& m) {
-  nb::class_<InputFormat>(m, "InputFormat").def("__init__", [](InputFormat* self, int k, int group, bool bf16) {
-    new (self) InputFormat{k, group, bf16};
-  });
+  nb::class_<InputFormat>(m, "InputFormat")
+      .def("__init__", [](InputFormat* self, int k, int group, bool bf16, float threshold) {
+        new (self) InputFormat{k, group, bf16, threshold};
+      });
   nb::class_<LayerShape>(m, "LayerShape")
       .def(nb::init<>())
       .def_rw("heads", &LayerShape::heads)
@@ -290,7 +291,8 @@ void bind_shapes(nb::module_& m) {
       .def_rw("max_context", &Limits::max_context)
       .def_rw("block_size", &Limits::block_size)
       .def_rw("num_blocks", &Limits::num_blocks)
-      .def_rw("threads", &Limits::threads);
+      .def_rw("threads", &Limits::threads)
+      .def_rw("kv_bits", &Limits::kv_bits);
 }
 
 }  // namespace

@@ -22,10 +22,10 @@ struct Block {
 static void join_planes(const Activations& a, int row, int m, int32_t* even, int32_t* odd) {
   const int count = a.k_padded / 4 * m;
   const int8_t* hi = a.hi + static_cast<size_t>(row) * a.k_padded;
-  const int8_t* lo = a.lo + static_cast<size_t>(row) * a.k_padded;
+  const int8_t* lo = a.lo == nullptr ? nullptr : a.lo + static_cast<size_t>(row) * a.k_padded;
   for (int i = 0; i < count; i += 8) {
     const __m256i h = _mm256_loadu_si256((const __m256i*)(hi + 4 * i));
-    const __m256i l = _mm256_loadu_si256((const __m256i*)(lo + 4 * i));
+    const __m256i l = lo == nullptr ? _mm256_setzero_si256() : _mm256_loadu_si256((const __m256i*)(lo + 4 * i));
     const __m256i h0 = _mm256_srai_epi16(_mm256_slli_epi16(h, 8), 8), h1 = _mm256_srai_epi16(h, 8);
     const __m256i l0 = _mm256_srai_epi16(_mm256_slli_epi16(l, 8), 8), l1 = _mm256_srai_epi16(l, 8);
     _mm256_store_si256((__m256i*)(even + i), _mm256_add_epi16(_mm256_slli_epi16(h0, 7), l0));
@@ -45,15 +45,38 @@ static void widen_planes(const Activations& a, int row, int m, int k_padded, flo
       }
 }
 
+// What turns the whole-number sums of one group of one tile into weights times activations.
 template <int KIND>
-INLINE Vec group_offset(const Matrix& w, size_t entry, Vec scale) {
-  if (KIND == kW4Min || KIND == kInt8Min) return load_half(w.mins + entry);
-  if (KIND == kInt8) return mul(splat(-128.0f), scale);
-  const __m128i bytes = _mm_loadu_si128((const __m128i*)(w.zeros + entry));
-  const Vec zeros = {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
-                     _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
-  return sub(zero(), mul(zeros, scale));
-}
+struct Group {
+  static constexpr bool kMins = KIND == kW4Min || KIND == kInt8Min;
+  Vec factor, least;
+  IntVec zero;  // pairs (128 z, z) for the pairs in Activations::parts
+
+  __attribute__((always_inline)) Group(const Matrix& w, size_t entry) {
+    factor = load_half(w.scales + entry);
+    if (kMins) {
+      least = load_half(w.mins + entry);
+    } else if (KIND == kInt8) {
+      zero.a = zero.b = _mm256_set1_epi32(128 << 23 | 128);
+    } else {
+      const __m128i bytes = _mm_loadu_si128((const __m128i*)(w.zeros + entry));
+      const __m256i a = _mm256_cvtepu8_epi32(bytes), b = _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8));
+      zero = {_mm256_or_si256(_mm256_slli_epi32(a, 23), a), _mm256_or_si256(_mm256_slli_epi32(b, 23), b)};
+    }
+  }
+
+  // whole: sum of code * (128 hi + lo)
+  __attribute__((always_inline)) Vec add(Vec result, IntVec whole, const Activations& a, size_t at) const {
+    if (!kMins) {
+      const __m256i parts = _mm256_set1_epi32(a.parts[at]);
+      whole.a = _mm256_sub_epi32(whole.a, _mm256_madd_epi16(zero.a, parts));
+      whole.b = _mm256_sub_epi32(whole.b, _mm256_madd_epi16(zero.b, parts));
+    }
+    const Vec value = {_mm256_cvtepi32_ps(whole.a), _mm256_cvtepi32_ps(whole.b)};
+    result = fma(mul(value, splat(a.scale[at])), factor, result);
+    return kMins ? fma(least, splat(a.sum[at]), result) : result;
+  }
+};
 
 // sum += two products of int16 in each lane. As inline assembly because gcc 12 multiplies far ahead of adding, and
 // then keeps sums on the stack.
@@ -89,8 +112,6 @@ static void grouped_tile(const Matrix& w, const Activations& a, const Block& blo
   const int lines = w.group / kPerLine, m_all = block.m;
   const uint8_t* line = w.lines + static_cast<size_t>(tile) * (w.k_padded / kPerLine) * 64;
   const int32_t *even = block.even + first, *odd = block.odd + first;
-  const float* scale = a.scale + static_cast<size_t>(row + first) * a.groups;
-  const float* sum = a.sum + static_cast<size_t>(row + first) * a.groups;
   Vec result[M];
 #pragma GCC unroll 4
   for (int m = 0; m < M; ++m) result[m] = zero();
@@ -111,16 +132,10 @@ static void grouped_tile(const Matrix& w, const Activations& a, const Block& blo
       even += kPerLine / 4 * m_all;
       odd += kPerLine / 4 * m_all;
     }
-    const size_t entry = (static_cast<size_t>(tile) * w.groups + g) * kTile;
-    const Vec factor = load_half(w.scales + entry);
-    const Vec offset = group_offset<KIND>(w, entry, factor);
+    const Group<KIND> group(w, (static_cast<size_t>(tile) * w.groups + g) * kTile);
 #pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) {
-      const size_t at = static_cast<size_t>(m) * a.groups + g;
-      const Vec whole = {_mm256_cvtepi32_ps(sums[m].a), _mm256_cvtepi32_ps(sums[m].b)};
-      result[m] = fma(mul(whole, splat(scale[at])), factor, result[m]);
-      result[m] = fma(offset, splat(sum[at]), result[m]);
-    }
+    for (int m = 0; m < M; ++m)
+      result[m] = group.add(result[m], sums[m], a, static_cast<size_t>(row + first + m) * a.groups + g);
   }
 #pragma GCC unroll 4
   for (int m = 0; m < M; ++m) store(out + m * ld_out, result[m]);

@@ -75,12 +75,9 @@ float bf16_at(const Matrix& w, int channel, int k) {
   return bf16_to_float(value);
 }
 
-// What a group adds for each unit of the activations' sum: weights are code * scale + offset.
-float group_offset(const Matrix& w, size_t entry) {
-  const float scale = half_to_float(w.scales[entry]);
-  if (w.kind == kW4Zero) return -(float(w.zeros[entry]) * scale);
-  if (w.mins != nullptr) return half_to_float(w.mins[entry]);
-  return -128.0f * scale;
+// Weights are (code - zero) * scale, or code * scale + min.
+int32_t zero_of(const Matrix& w, size_t entry) {
+  return w.kind == kW4Zero ? w.zeros[entry] : w.kind == kInt8 ? 128 : 0;
 }
 
 // One row against the 16 channels of a tile. The inner loops run over channels, which compilers turn into vectors.
@@ -95,14 +92,16 @@ void grouped_tile(const Matrix& w, const Activations& a, int tile, int row, floa
       uint32_t lanes[kTile];
       memcpy(lanes, line + size_t(k / per_line) * 64, 64);
       const size_t at = plane_index(a, row, k, 4);
-      const int32_t value = a.hi[at] * 128 + a.lo[at];
+      const int32_t value = a.hi[at] * 128 + (a.lo != nullptr ? a.lo[at] : 0);
       const int shift = k % 4 * 8 + (k % per_line < 4 ? 0 : 4);
       for (int c = 0; c < kTile; ++c) sums[c] += int32_t(lanes[c] >> shift & mask) * value;
     }
     const size_t entry = (size_t(tile) * w.groups + g) * kTile, group = size_t(row) * a.groups + g;
+    const int32_t parts = a.parts[group], high = parts >> 16, low = int16_t(parts);
     for (int c = 0; c < kTile; ++c) {
-      result[c] += float(sums[c]) * a.scale[group] * half_to_float(w.scales[entry + c]);
-      result[c] += group_offset(w, entry + c) * a.sum[group];
+      const int32_t whole = sums[c] - zero_of(w, entry + c) * (128 * high + low);
+      result[c] += float(whole) * a.scale[group] * half_to_float(w.scales[entry + c]);
+      if (w.mins != nullptr) result[c] += half_to_float(w.mins[entry + c]) * a.sum[group];
     }
   }
   memcpy(out, result, sizeof result);
@@ -131,27 +130,33 @@ size_t matmul_scratch_bytes(int) { return 64; }
 // ---- activations ----
 
 void prepare_group(const float* x, int count, const Activations& a, int row, int g) {
-  float largest = 0;
+  float largest = 0, squares = 0;
   bool finite = true;
   for (int i = 0; i < count; ++i) {
     const float magnitude = fabsf(x[i]);
     finite = finite && magnitude < kInfinity;
     largest = magnitude > largest ? magnitude : largest;
+    squares += magnitude * magnitude;
   }
   const bool zero = largest < 1e-30f;
-  const float inverse = zero || !finite ? 0 : 16256.0f / largest;
-  int32_t sum = 0;
+  const bool second = a.lo != nullptr && !(largest <= a.threshold * sqrtf(squares / float(a.group)));
+  const float inverse = zero || !finite ? 0 : (second ? 16256.0f : 127.0f) / largest;
+  int32_t high_sum = 0, low_sum = 0;
   for (int i = 0; i < a.group; ++i) {
     const int value = i < count && inverse != 0 ? int(nearbyintf(x[i] * inverse)) : 0;
-    const int high = (value + 64) >> 7;
+    const int high = second ? (value + 64) >> 7 : value, low = second ? value - high * 128 : 0;
     const size_t at = plane_index(a, row, g * a.group + i, 4);
     a.hi[at] = int8_t(high);
-    a.lo[at] = int8_t(value - high * 128);
-    sum += value;
+    if (a.lo != nullptr) a.lo[at] = int8_t(low);
+    high_sum += high;
+    low_sum += low;
   }
   const float scale = !finite ? NAN : zero ? 0 : largest / 16256.0f;
-  a.scale[size_t(row) * a.groups + g] = scale;
-  a.sum[size_t(row) * a.groups + g] = scale * float(sum);
+  const size_t entry = size_t(row) * a.groups + g;
+  a.scale[entry] = scale;
+  a.sum[entry] = scale * float(high_sum * 128 + low_sum);
+  a.parts[entry] = high_sum * 65536 + (low_sum & 0xffff);
+  if (a.lo != nullptr) a.second[(size_t(row / kRowBlock) * a.groups + g) * kRowBlock + row % kRowBlock] = second;
 }
 
 void prepare(const float* x, const Activations& a, int row, int k_begin, int count) {
@@ -223,94 +228,7 @@ void add_scaled(float* x, const float* y, float scale, int n) {
   for (int i = 0; i < n; ++i) x[i] += scale * y[i];
 }
 
-// ---- attention ----
-
-uint16_t* block_at(const KvLayer& kv, int kv_head, int block) {
-  return kv.base + block * kv.block_stride + kv_head * kv.head_stride;
-}
-size_t key_index(const KvLayer& kv, int slot, int d) {
-  return size_t(slot / kTile) * kv.head_dim * kTile + size_t(d) * kTile + slot % kTile;
-}
-size_t value_index(const KvLayer& kv, int slot, int d) {
-  const size_t tile = size_t(kv.block_size) * kv.head_dim + size_t(slot / kTile) * kv.head_dim * kTile;
-  return tile + size_t(d / kTile) * kTile * kTile + slot % kTile * kTile + d % kTile;
-}
-
-void store_kv(const KvLayer& kv, int kv_head, int block, int slot, const float* key, const float* value) {
-  uint16_t* base = block_at(kv, kv_head, block);
-  for (int d = 0; d < kv.head_dim; ++d) {
-    base[key_index(kv, slot, d)] = float_to_half(key[d]);
-    base[value_index(kv, slot, d)] = float_to_half(value[d]);
-  }
-}
-
-float score(const AttentionItem& item, const float* q, int token) {
-  const KvLayer& kv = *item.kv;
-  const uint16_t* base = block_at(kv, item.kv_head, item.blocks[token / kv.block_size]);
-  float sum = 0;
-  for (int d = 0; d < kv.head_dim; ++d) sum += q[d] * half_to_float(base[key_index(kv, token % kv.block_size, d)]);
-  return item.softcap > 0 ? item.softcap * tanhf(sum / item.softcap) : sum;
-}
-
-// Tokens [begin, end) of one chunk join the running maximum, sum and output of one query head.
-void add_chunk(const AttentionItem& item, const float* q, int begin, int end, float* out, float* max, float* sum) {
-  const KvLayer& kv = *item.kv;
-  float p[kChunk], largest = *max;
-  for (int t = begin; t < end; ++t) {
-    p[t - begin] = score(item, q, t);
-    largest = p[t - begin] > largest ? p[t - begin] : largest;
-  }
-  // With nothing but NaN so far any finite maximum lets them through.
-  const float shift = largest == -kInfinity ? 0 : largest;
-  const float factor = expf(*max - shift);
-  *max = largest;
-  *sum *= factor;
-  for (int d = 0; d < kv.head_dim; ++d) out[d] *= factor;
-  for (int t = begin; t < end; ++t) {
-    const uint16_t* base = block_at(kv, item.kv_head, item.blocks[t / kv.block_size]);
-    const float weight = expf(p[t - begin] - shift);
-    *sum += weight;
-    for (int d = 0; d < kv.head_dim; ++d) out[d] += weight * half_to_float(base[value_index(kv, t % kv.block_size, d)]);
-  }
-}
-
-void attend(const AttentionItem& item) {
-  const int dim = item.kv->head_dim;
-  for (int pair = 0; pair < item.rows * item.heads; ++pair) {
-    const int row = pair / item.heads, last = item.position + row + 1;
-    const int end = last < item.kv_end ? last : item.kv_end;
-    const int first = item.window > 0 ? last - item.window : 0;
-    const float* q = item.q + row * item.q_stride + pair % item.heads * dim;
-    float* out = item.out + size_t(pair) * dim;
-    item.max[pair] = -kInfinity;
-    item.sum[pair] = 0;
-    for (int d = 0; d < dim; ++d) out[d] = 0;
-    for (int chunk = item.kv_begin; chunk < end; chunk += kChunk) {
-      const int begin = first > chunk ? first : chunk, stop = chunk + kChunk < end ? chunk + kChunk : end;
-      if (begin < stop) add_chunk(item, q, begin, stop, out, item.max + pair, item.sum + pair);
-    }
-  }
-}
-
-void merge(const float* out_parts, const float* max_parts, const float* sum_parts, int splits, int heads, int head_dim,
-           float* out) {
-  for (int h = 0; h < heads; ++h) {
-    float largest = -kInfinity;
-    for (int s = 0; s < splits; ++s) largest = max_parts[s * heads + h] > largest ? max_parts[s * heads + h] : largest;
-    const float shift = largest == -kInfinity ? 0 : largest;
-    float total = 0;
-    float* row = out + size_t(h) * head_dim;
-    for (int d = 0; d < head_dim; ++d) row[d] = 0;
-    for (int s = 0; s < splits; ++s) {
-      const float weight = expf(max_parts[s * heads + h] - shift);
-      const float* part = out_parts + (size_t(s) * heads + h) * head_dim;
-      total += weight * sum_parts[s * heads + h];
-      for (int d = 0; d < head_dim; ++d) row[d] += weight * part[d];
-    }
-    const float inverse = total == 0 ? 0 : 1.0f / total;
-    for (int d = 0; d < head_dim; ++d) row[d] *= inverse;
-  }
-}
+#include "kernels/portable_attention.inl"
 
 // ---- sampling ----
 
@@ -364,10 +282,13 @@ bool finish_logits(float* x, int n, float scale, float softcap) {
   return finite;
 }
 
-const KernelTable table = {
-    "portable",    matmul,    matmul_scratch_bytes, prepare,  gather_row, rms_norm, rope, silu_mul,
-    gelu_tanh_mul, gelu_mul,  add_scaled,           store_kv, attend,     merge,    max,  sum_exp,
-    collect,       block_max, finish_logits};
+const KernelTable table = {"portable", matmul,       matmul_scratch_bytes,
+                           prepare,    gather_row,   rms_norm,
+                           rope,       silu_mul,     gelu_tanh_mul,
+                           gelu_mul,   add_scaled,   rotate,
+                           store_kv,   attend,       merge,
+                           max,        sum_exp,      collect,
+                           block_max,  finish_logits};
 
 }  // namespace portable
 
