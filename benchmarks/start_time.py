@@ -58,9 +58,7 @@ def parts(model: str) -> None:
     begin = time.perf_counter()
     build_engine(config)
     weights = time.perf_counter() - begin
-    print(
-        json.dumps([text, weights, config.plan.weights, plain_read(Path(model), config.limits.num_threads)])
-    )
+    print(json.dumps([text, weights, plain_read(Path(model), config.limits.num_threads)]))
 
 
 def plain_read(model: Path, threads: int) -> float:

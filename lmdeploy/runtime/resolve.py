@@ -271,7 +271,7 @@ def _needs(checkpoint: Checkpoint, config: EngineConfig, limits: Limits, choice:
 
 
 def _native_notes(kernels: str, machine: Machine) -> list[str]:
-    """What makes the native engine slower on this machine than it need be; `kernels` is "" for another one."""
+    """What makes the native engine slower here than it need be; `kernels` is "" for another engine."""
     notes = []
     if kernels == "portable":
         notes.append("the portable kernels compute, which are slow: AVX2 is missing or was turned off")

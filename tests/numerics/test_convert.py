@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 import quantised_hf as q
 from demo_model import demo_gguf
-from format_files import write_gguf
-from gguf import GGMLQuantizationType as Kind
 from native_case import sequence_logits
 
 from lmdeploy import PytorchEngineConfig, TurbomindEngineConfig
@@ -89,16 +87,11 @@ def plain_directory(path: Path) -> Path:
     return path
 
 
-def k_gguf(path: Path) -> Path:
-    return write_gguf(path / "model.gguf", {"attn_v": Kind.Q6_K, "ffn_down": Kind.Q5_K}, Kind.Q4_K)
-
-
 MODELS: dict[str, Callable[[Path], Path]] = {
     "float32": plain_directory,
     "awq": awq_directory,
     "gptq act-order": gptq_directory,
     "gguf": lambda _: demo_gguf(),
-    "gguf k": k_gguf,
 }
 
 
