@@ -152,6 +152,12 @@ static void prepare_bf16(const float* x, int count, const Activations& a, int ro
   }
 }
 
+static void prepare_f32(const float* x, int count, const Activations& a, int row, int k_begin, int k_end) {
+  const int m = rows_of_block(a, row);
+  float* to = a.f32 + static_cast<size_t>(row / kRowBlock) * kRowBlock * a.k_padded + row % kRowBlock;
+  for (int k = k_begin; k < k_end; ++k) to[static_cast<size_t>(k) * m] = k - k_begin < count ? x[k - k_begin] : 0;
+}
+
 static void prepare(const float* x, const Activations& a, int row, int k_begin, int count) {
   const int end = k_begin + count == a.k ? a.k_padded : k_begin + count;
   if (a.hi)
@@ -160,6 +166,7 @@ static void prepare(const float* x, const Activations& a, int row, int k_begin, 
       prepare_group(x + (k - k_begin), left < 0 ? 0 : left < a.group ? left : a.group, a, row, k / a.group);
     }
   if (a.bf_hi) prepare_bf16(x, count, a, row, k_begin, end);
+  if (a.f32) prepare_f32(x, count, a, row, k_begin, end);
 }
 
 // ---- one row of a matrix ----
@@ -173,10 +180,15 @@ static void gather_bf16(const Matrix& w, int row, float* out) {
   }
 }
 
-static float half_to_float(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
+static void gather_fp16(const Matrix& w, int row, float* out) {
+  const uint16_t* lane =
+      reinterpret_cast<const uint16_t*>(w.lines) + static_cast<size_t>(row / kTile) * w.k_padded * kTile + row % kTile;
+  for (int k = 0; k < w.k; ++k) out[k] = half_to_float(lane[static_cast<size_t>(k) * kTile]);
+}
 
 static void gather_row(const Matrix& w, int row, float* out) {
   if (w.kind == kBf16) return gather_bf16(w, row, out);
+  if (w.kind == kFp16) return gather_fp16(w, row, out);
   const bool bytes = w.kind == kInt8 || w.kind == kInt8Min;
   const int per_line = bytes ? 4 : 8;
   const uint8_t* lane = w.lines + static_cast<size_t>(row / kTile) * (w.k_padded / per_line) * 64 + row % kTile * 4;
