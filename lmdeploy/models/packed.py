@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import Checkpoint, Source, TensorInfo
@@ -181,6 +183,9 @@ class PackedStore:
             f"{self.source}: holds weights packed for the native engine only; give the model it was made from"
             f" ({Path(self._packed.sources[0].path).parent})."
         )
+
+    def groups(self, name: str) -> npt.NDArray[np.integer]:
+        raise KeyError(name)
 
     def close(self) -> None:
         pass

@@ -68,7 +68,7 @@ class SafetensorsStore:
         names = set(handle.keys())
         for name in sorted((expected or names) - names):
             raise ModelError(f"{shard}: tensor {name!r} is missing, although {_INDEX} places it there.")
-        for name in names:
+        for name in sorted(names):
             if name in self._places:
                 raise ModelError(f"{shard}: tensor {name!r} occurs in a second weight file too.")
             self._places[name] = _Place(shard, handle, _header(handle.get_slice(name)))
@@ -88,6 +88,9 @@ class SafetensorsStore:
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self.stored(name)
         return tensor
+
+    def groups(self, name: str) -> npt.NDArray[np.integer]:
+        raise KeyError(name)
 
     def stored(self, name: str) -> npt.NDArray[Any]:
         """The values of a tensor of any type that NumPy or ml_dtypes has."""

@@ -48,6 +48,7 @@ class PackQuantized:
         *("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
         *fp8.UNUSED,
     )
+    order_part: str = "weight_g_idx"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -61,7 +62,7 @@ class PackQuantized:
             raise module.fail(
                 "weight_scale", f"has shape {[rows, groups]}, which does not fit {[n, k]} weights"
             )
-        if not self.symmetric:
+        if not self.symmetric or "weight_zero_point" in module.headers:
             module.check("weight_zero_point", ("I32",), (-(-n * self.bits // 32), groups))
         ordered = "weight_g_idx" in module.headers and groups > 1
         if ordered:
@@ -77,11 +78,13 @@ class PackQuantized:
         if "weight_g_idx" in parts and scales.shape[1] > 1:
             order = order_of(module, "weight_g_idx", parts["weight_g_idx"], group)
             codes = np.take(codes, order, axis=1)
+        middle = 1 << self.bits - 1
+        zeros = np.full(scales.shape, middle, np.uint8)
+        if "weight_zero_point" in parts:
+            zeros[:] = unpack(parts["weight_zero_point"].T, self.bits).T[: len(zeros)]
+            _check_symmetric(module, self.symmetric, zeros, middle)
         if self.bits == 8 and self.symmetric:
             return GroupedTensor(8, group, (codes ^ 0x80).view(np.int8), scales, order=order)
-        zeros = np.full(scales.shape, 8, np.uint8)
-        if not self.symmetric:
-            zeros[:] = unpack(parts["weight_zero_point"].T, self.bits).T[: len(zeros)]
         if self.bits == 8:
             return with_zeros(codes, zeros, scales, order)
         return GroupedTensor(4, group, codes, scales, zeros=zeros, order=order)
@@ -95,6 +98,7 @@ class Bytes:
     name: str = _NAME
     marks: tuple[str, ...] = ("weight_scale",)
     parts: tuple[str, ...] = ("weight", "weight_scale", "weight_zero_point", *fp8.UNUSED, "input_zero_point")
+    order_part: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -108,7 +112,7 @@ class Bytes:
         groups = shape[1] if len(shape) == 2 else 1
         if shape not in ((), (1,), (1, 1), (n,), (n, groups)) or not groups or k % groups:
             raise module.fail("weight_scale", f"has shape {list(shape)}, which does not fit {[n, k]} weights")
-        if not self.symmetric:
+        if not self.symmetric or "weight_zero_point" in module.headers:
             module.check("weight_zero_point", ("I8",), shape)
         return Matrix((n, k), "int8" if self.symmetric else "int8_min", 8, k // groups)
 
@@ -117,6 +121,8 @@ class Bytes:
         scales = self._each(parts["weight_scale"], len(codes))
         if scales.dtype != np.float16:
             scales = scales.astype(np.float32)
+        if "weight_zero_point" in parts:
+            _check_symmetric(module, self.symmetric, parts["weight_zero_point"], 0)
         if self.symmetric:
             return GroupedTensor(8, codes.shape[1] // scales.shape[1], codes, scales)
         zeros = self._each(parts["weight_zero_point"], len(codes))
@@ -129,6 +135,13 @@ class Bytes:
         return np.ascontiguousarray(np.broadcast_to(rows, (n, rows.shape[1])))
 
 
+def _check_symmetric(module: Module, symmetric: bool, zeros: Array, middle: int) -> None:
+    if symmetric and (zeros != middle).any():
+        raise module.fail(
+            "weight_zero_point", "holds zero points other than the middle, although symmetric is true"
+        )
+
+
 def _unsigned(signed: Array) -> npt.NDArray[np.uint8]:
     """int8 -128 .. 127 -> 0 .. 255."""
     codes: npt.NDArray[np.uint8] = signed.view(np.uint8) ^ np.uint8(0x80)
@@ -138,16 +151,26 @@ def _unsigned(signed: Array) -> npt.NDArray[np.uint8]:
 def scheme(options: Options) -> Scheme:
     """ModelError for a variant that is not read."""
     form = options.one_of("format", (_PACKED, "float-quantized", *_BYTES))
+    _refuse_more(options)
     weights = _weights(options)
     if form == "float-quantized":
         weights.one_of("num_bits", (8,))
         weights.one_of("type", ("float",))
-        return fp8.Fp8(_NAME, fp8.block_shape(weights, "block_structure"))
+        return fp8.Fp8(_NAME, fp8.block_shape(weights, "block_structure"), "block_structure")
     weights.one_of("type", ("int",), "int")
     bits = weights.one_of("num_bits", (4, 8) if form == _PACKED else (8,))
     weights.one_of("strategy", ("group", "channel") if form == _PACKED else ("group", "channel", "tensor"))
     symmetric = weights.one_of("symmetric", (True, False), True)
     return PackQuantized(bits, symmetric) if form == _PACKED else Bytes(symmetric)
+
+
+def _refuse_more(options: Options) -> None:
+    """What is done to weights or activations besides rounding them."""
+    if options.values.get("transform_config"):
+        raise options.fail("transform_config", "turns activations at run time, which is not supported")
+    sparsity = options.part("sparsity_config")
+    if sparsity is not None and sparsity.values:
+        sparsity.one_of("format", ("dense",), "dense")
 
 
 _PACKED, _BYTES = "pack-quantized", ("int-quantized", "naive-quantized")

@@ -44,6 +44,7 @@ class Gptq:
     name: str = "gptq"
     marks: tuple[str, ...] = ("qweight",)
     parts: tuple[str, ...] = ("qweight", "qzeros", "scales", "g_idx")
+    order_part: str = "g_idx"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -75,6 +76,8 @@ class Gptq:
             order = None
         if order is not None:
             codes = np.take(codes, order, axis=1)
+        if self.symmetric and self.bits == 4 and zeros.size and (zeros == zeros[0, 0]).all():
+            _check_version(module, int(zeros[0, 0]))
         if self.bits == 4:
             return GroupedTensor(4, group, codes, scales, zeros=zeros, order=order)
         if not self.symmetric:
@@ -82,6 +85,17 @@ class Gptq:
         if (zeros != 128).any():
             raise module.fail("qzeros", "holds zero points other than 128, although sym is true")
         return GroupedTensor(8, group, (codes ^ 0x80).view(np.int8), scales, order=order)
+
+
+def _check_version(module: Module, zero: int) -> None:
+    """The one zero point of a matrix that is said to be symmetric. One off, the two versions are mixed up."""
+    if zero in (7, 9):
+        meant = "gptq" if zero == 7 else "gptq_v2"
+        raise module.fail(
+            "qzeros",
+            f"holds only zero points of {zero}, where sym means 8: the tensors look like checkpoint_format"
+            f" {meant!r}, which quantization_config does not say",
+        )
 
 
 def scheme(options: Options) -> Gptq:
