@@ -8,7 +8,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md $(shell find lmdeploy -type f
 CXX_FILES = $(shell find lmdeploy -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 QUESTION ?= What is the capital of France?
 
-.PHONY: demo test check format bench docs clean
+.PHONY: demo test check format bench bench-peers bench-native docs clean
 
 demo: $(VENV)/.installed $(VENV)/.demo-model  ## build, load the demo model, answer a question
 	$(BIN)/lmdeploy chat --prompt "$(QUESTION)" --max-new-tokens 128
@@ -36,10 +36,19 @@ format: $(VENV)/.dev
 docs: $(VENV)/.dev  ## rewrite the generated reference pages
 	$(BIN)/python tools/generate_docs.py
 
-bench: $(VENV)/.dev $(VENV)/.demo-model  ## speed of the engine as ratios; see docs/benchmarks.md
-	$(BIN)/python benchmarks/decode_single.py
+bench: $(VENV)/.dev $(VENV)/.demo-model  ## speed of the engine as ratios; see docs/performance.md
+	$(BIN)/python benchmarks/profile_step.py
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/native_kernels.py
+
+PEERS ?= build/peers
+OUT ?= build/bench-native
+
+bench-peers: $(VENV)/.dev $(VENV)/.demo-model  ## install the engines we compare with and make their model files
+	$(BIN)/python benchmarks/peers/setup.py $(PEERS)
+
+bench-native: $(VENV)/.dev $(VENV)/.demo-model  ## every row beside every peer, in one run; see docs/performance.md
+	$(BIN)/python benchmarks/bench_native.py --peers $(PEERS)/peers.toml --out $(OUT)
 
 $(VENV)/.build-tools:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed; set PYTHON=...")'

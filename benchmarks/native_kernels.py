@@ -39,7 +39,7 @@ def make_matrix(kind: str, n: int, k: int, group: int) -> Any:
 def prepare(table: Any, kind: str, rows: int, k: int, group: int) -> Any:
     x = np.random.default_rng(1).standard_normal((rows, k)).astype(np.float32)
     if kind == "bf16":
-        return table.prepare(x, 0, int8=False, bf16=True)
+        return table.prepare(x, 0, int8=False, bf16=2)
     return table.prepare(x, group)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from decode_single import demo_model
+from measure.demo import demo_model
 
 from lmdeploy import TurbomindEngineConfig
 from lmdeploy.engine.request import Request, SamplingParams

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from decode_single import demo_model
+from measure.demo import demo_model
 
 from lmdeploy.config import TurbomindEngineConfig
 from lmdeploy.engine.loop import Engine

@@ -28,6 +28,7 @@ __all__ = [
     "PytorchEngineConfig",
     "Response",
     "Session",
+    "SpeculativeConfig",
     "TurbomindEngineConfig",
     "__version__",
     "pipeline",
@@ -37,6 +38,7 @@ _HOME = {
     "ChatTemplateConfig": "lmdeploy.config",
     "GenerationConfig": "lmdeploy.config",
     "PytorchEngineConfig": "lmdeploy.config",
+    "SpeculativeConfig": "lmdeploy.speculative",
     "TurbomindEngineConfig": "lmdeploy.config",
     "Pipeline": "lmdeploy.pipeline",
     "Response": "lmdeploy.pipeline",
@@ -45,7 +47,6 @@ _HOME = {
 }
 
 _ABSENT = {
-    "SpeculativeConfig": "this version has no speculative decoding",
     "VisionConfig": "models here read text only",
     "Tokenizer": "lmdeploy.text.tokenizer.load_tokenizer(path) gives one",
     "client": "use any OpenAI client",

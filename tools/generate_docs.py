@@ -76,11 +76,13 @@ def fields(cls: Any) -> list[str]:
 
 def configuration() -> str:
     from lmdeploy import config
+    from lmdeploy.speculative import SpeculativeConfig
 
     names = ("TurbomindEngineConfig", "PytorchEngineConfig", "GenerationConfig", "ChatTemplateConfig")
     parts = ["# Configuration", ""]
     for name in names:
         parts += fields(getattr(config, name))
+    parts += fields(SpeculativeConfig)
     return "\n".join(parts)
 
 

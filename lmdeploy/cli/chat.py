@@ -16,7 +16,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from lmdeploy.cli.flags import add_engine_flags, add_flags, engine_config
+from lmdeploy.cli.flags import (
+    add_engine_flags,
+    add_flags,
+    add_speculative_flags,
+    engine_config,
+    speculative_args,
+)
 from lmdeploy.config import EngineConfig, GenerationConfig
 from lmdeploy.errors import UserError, check_text
 
@@ -77,7 +83,9 @@ def add_parser(subparsers: Any) -> None:
         help="most tokens of an answer (4096)",
     )
     add_flags(parser.add_argument_group("sampling"), GenerationConfig, only=_SAMPLING)
-    add_engine_flags(parser.add_argument_group("engine"))
+    engine = parser.add_argument_group("engine")
+    add_engine_flags(engine)
+    add_speculative_flags(engine)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -121,7 +129,8 @@ def _load(args: argparse.Namespace, engine: EngineConfig) -> tuple[Pipeline, str
     from lmdeploy.runtime.resolve import plan_table, resolve
 
     set_up(args.log_level)
-    config = resolve(DEMO_MODEL if args.model_path is None else args.model_path, engine)
+    model = DEMO_MODEL if args.model_path is None else args.model_path
+    config = resolve(model, engine, speculative=speculative_args(args))
     plan = plan_table(config)
     if not hasattr(args, "max_batch_size"):
         plan += _ROOM

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from lmdeploy.config import EngineConfig, PytorchEngineConfig, TurbomindEngineConfig, is_fixed
 from lmdeploy.errors import ConfigError
+from lmdeploy.speculative import METHODS, SpeculativeConfig, speculative_options
 
 Config = TypeVar("Config")
 Flags = argparse.ArgumentParser | argparse._ArgumentGroup
@@ -66,6 +67,43 @@ def add_engine_flags(group: Flags) -> None:
         names = {field.name for field in dataclasses.fields(cls)} - added
         add_flags(group, cls, names)
         added |= names
+
+
+def add_speculative_flags(group: Flags) -> None:
+    """Speculative decoding, in the spellings of other servers."""
+    add = group.add_argument
+    add(
+        "--speculative-config",
+        metavar="JSON",
+        help="speculative decoding, as a JSON object of SpeculativeConfig",
+    )
+    add(
+        "--speculative-algorithm",
+        metavar="METHOD",
+        help=f"the same by parts: method of SpeculativeConfig, {' or '.join(METHODS)}",
+    )
+    add("--speculative-draft-model", metavar="MODEL", help="the same by parts: the smaller model")
+    add(
+        "--speculative-num-draft-tokens",
+        type=int,
+        metavar="N",
+        help="the same by parts: most guesses of a sequence in a step",
+    )
+
+
+def speculative_args(args: argparse.Namespace) -> SpeculativeConfig | None:
+    """What the speculative flags say; None when none was given. Raises ConfigError."""
+    parts = {
+        "method": args.speculative_algorithm,
+        "model": args.speculative_draft_model,
+        "num_speculative_tokens": args.speculative_num_draft_tokens,
+    }
+    given = {name: value for name, value in parts.items() if value is not None}
+    if not given:
+        return speculative_options(args.speculative_config)
+    if args.speculative_config is not None:
+        raise ConfigError("--speculative-config says everything: give no other --speculative flag beside it")
+    return speculative_options(given)
 
 
 def engine_config(args: argparse.Namespace, **more: Any) -> EngineConfig:

@@ -41,7 +41,6 @@ _REMOVED_COMMANDS = {
 }
 
 _TEMPLATE = "give the chat template as a JSON file with --chat-template"
-_SPECULATION = "this version has no speculative decoding; leave it out"
 _REMOVED_FLAGS = {
     "--meta-instruction": _TEMPLATE,
     "--cap": _TEMPLATE,
@@ -49,9 +48,6 @@ _REMOVED_FLAGS = {
     "--quant-path": "the key/value cache needs no file",
     "--qos-config-path": "limit the load with --max-concurrent-requests",
     "--disable-vision-encoder": "use --language-model-only",
-    "--speculative-algorithm": _SPECULATION,
-    "--speculative-draft-model": _SPECULATION,
-    "--speculative-num-draft-tokens": _SPECULATION,
 }
 
 

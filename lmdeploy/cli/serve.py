@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy import env
-from lmdeploy.cli.flags import add_engine_flags, engine_config
+from lmdeploy.cli.flags import (
+    add_engine_flags,
+    add_speculative_flags,
+    engine_config,
+    speculative_args,
+)
 from lmdeploy.config import EngineConfig
 from lmdeploy.errors import ConfigError
 
@@ -40,6 +45,7 @@ def add_parser(subparsers: Any) -> None:
     _add_model_flags(parser.add_argument_group("model"))
     engine = parser.add_argument_group("engine")
     add_engine_flags(engine)
+    add_speculative_flags(engine)
     engine.add_argument(
         "--disable-prefix-caching",
         dest="enable_prefix_caching",
@@ -134,7 +140,7 @@ def _serve(args: argparse.Namespace, engine: EngineConfig) -> int:
     ssl = (env.SSL_KEYFILE.text(), env.SSL_CERTFILE.text()) if args.ssl else (None, None)
     listener = Listener(args.server_name, args.server_port, *ssl)
     with bind(listener.host, listener.port) as sock:
-        config = resolve(args.model_path, engine, server=True)
+        config = resolve(args.model_path, engine, speculative=speculative_args(args), server=True)
         print(plan_table(config), flush=True)
         frontend = load_frontend(
             Path(config.model_path),

@@ -1,9 +1,11 @@
 """The one message from the engine to an executor, and the answer.
 
-A `Batch` is ragged: prefill chunks and decode rows are the same thing, a row of one or more new tokens of one
-sequence. It carries everything an executor needs; executors keep weights and cache blocks, never batches.
-`Packer` builds it from planned rows.
-T = new tokens in all rows, R = rows, S = positions at which logits are wanted ("samples").
+A `Batch` is ragged: prefill chunks and decode rows are the same thing, a row of one or more new tokens of
+one sequence. A row may end in drafts, tokens that are only supposed to come next: then a token is drawn at
+the last real one and at each draft, with the position, bias and history it has if the drafts before it are
+right. A batch carries everything an executor needs; executors keep weights and cache blocks, never batches.
+`Packer` builds it from planned rows. T = new tokens in all rows, R = rows, S = positions at which logits are
+wanted ("samples").
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import numpy.typing as npt
 
 from lmdeploy.engine.request import Request, SamplingParams, Sequence
 
-Row = tuple[Sequence, int]  # a sequence and how many of its tokens to compute
+Row = tuple[
+    Sequence, int
+]  # a sequence and how many of its tokens to compute, drafts behind the last included
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -146,7 +150,9 @@ class Packer:
     def _samples(self, rows: list[Row], starts: list[int]) -> SampleColumns:
         index: list[int] = []
         targets: list[int] = []
-        drawn: list[Sequence | None] = []  # None: scored
+        positions: list[int] = []
+        biases: list[Any] = []
+        histories: list[Any] = []
         records: list[bytes] = []
         for (seq, n), start in zip(rows, starts, strict=False):
             if seq.packed is None:
@@ -154,21 +160,30 @@ class Packer:
             if seq.scores_prompt and (scored := seq.scored_positions(n)):
                 index += [start + p - seq.num_computed for p in scored]
                 targets += seq.tokens[scored.start + 1 : scored.stop + 1].tolist()
-                drawn += [None] * len(scored)
+                positions += [0] * len(scored)
+                biases += [None] * len(scored)
+                histories += [None] * len(scored)
                 records += [seq.packed[1]] * len(scored)
-            if seq.num_computed + n == seq.length:
-                index.append(start + n - 1)
-                targets.append(-1)
-                drawn.append(seq)
-                records.append(seq.packed[0])
-        positions = [0 if seq is None else seq.length - seq.num_prompt for seq in drawn]
+            if draws := seq.num_draws(n):
+                index += range(start + n - draws, start + n)
+                targets += [-1] * draws
+                positions += range(seq.num_output, seq.num_output + draws)
+                biases += [seq.bias] * draws
+                histories += _histories(seq, draws)
+                records += [seq.packed[0]] * draws
+        bias_start, bias_ids, bias_values = _ragged(biases, _NONE_F32)
+        history_start, history_ids, history_counts = _ragged(histories, _NONE_I32)
         return SampleColumns(
             token_index=np.array(index, np.int32),
             target_ids=np.array(targets, np.int32),
             position=np.array(positions, np.int64),
             **self._constant_columns(records),
-            **_bias_columns(drawn),
-            **_history_columns(drawn),
+            bias_start=bias_start,
+            bias_ids=bias_ids,
+            bias_values=bias_values,
+            history_start=history_start,
+            history_ids=history_ids,
+            history_counts=history_counts,
         )
 
     def _constant_columns(self, records: list[bytes]) -> dict[str, Any]:
@@ -185,16 +200,12 @@ def _token_ids(rows: list[Row], total: int) -> I32:
     return np.concatenate([seq.tokens[seq.num_computed : seq.num_computed + n] for seq, n in rows])
 
 
-def _bias_columns(drawn: list[Sequence | None]) -> dict[str, Any]:
-    parts = [None if seq is None else seq.bias for seq in drawn]
-    start, ids, values = _ragged(parts, _NONE_F32)
-    return {"bias_start": start, "bias_ids": ids, "bias_values": values}
-
-
-def _history_columns(drawn: list[Sequence | None]) -> dict[str, Any]:
-    parts = [None if seq is None or seq.history is None else seq.history.view() for seq in drawn]
-    start, ids, counts = _ragged(parts, _NONE_I32)
-    return {"history_start": start, "history_ids": ids, "history_counts": counts}
+def _histories(seq: Sequence, draws: int) -> list[Any]:
+    if seq.history is None:
+        return [None] * draws
+    if draws == 1:
+        return [seq.history.view()]
+    return seq.history.views(seq.tokens[seq.length : seq.length + draws - 1].tolist())
 
 
 def _ragged(parts: list[Any], no_values: npt.NDArray[Any]) -> tuple[I32, I32, npt.NDArray[Any]]:

@@ -51,6 +51,7 @@ class FakeExecutor:
     def __post_init__(self) -> None:
         self._values: U64 = np.zeros((self.num_blocks, self.block_size), np.uint64)
         self._filled = [0] * self.num_blocks  # slots written since the block was begun
+        self._firm = [0] * self.num_blocks  # those of them that no draft may have left
         self._weights = np.arange(1, 2 * self.num_blocks * self.block_size, 2, dtype=np.uint64)
 
     def capabilities(self) -> Capabilities:
@@ -68,8 +69,11 @@ class FakeExecutor:
             self.on_step(batch)
         self._check(batch)
         tables = [batch.block_ids[a:b] for a, b in _spans(batch.block_start)]
+        drawing = batch.samples.token_index[batch.samples.target_ids < 0]
         for row, (a, b) in enumerate(_spans(batch.row_start)):
-            self._write(tables[row], int(batch.context_len[row]), batch.token_ids[a:b].tolist())
+            own = drawing[(drawing >= a) & (drawing < b)]
+            drafts = b - 1 - int(own[0]) if len(own) else 0
+            self._write(tables[row], int(batch.context_len[row]), batch.token_ids[a:b].tolist(), drafts)
         return self._sample(batch, tables)
 
     def close(self) -> None:
@@ -96,18 +100,23 @@ class FakeExecutor:
             written = batch.block_ids[a + first : b]
             assert (users[written] == 1).all(), "a written block is in another row, or twice in this one"
 
-    def _write(self, table: npt.NDArray[np.int32], context: int, tokens: list[int]) -> None:
+    def _write(self, table: npt.NDArray[np.int32], context: int, tokens: list[int], drafts: int) -> None:
+        """Only what drafts have left may be written over."""
         size = self.block_size
         value = int(self._values[table[(context - 1) // size], (context - 1) % size]) if context else 1
         for position, token in enumerate(tokens, context):
             block, slot = int(table[position // size]), position % size
-            assert slot in (0, self._filled[block]), (
+            assert slot == 0 or self._firm[block] <= slot <= self._filled[block], (
                 "a slot is written again: the block was shared, or freed early"
             )
             poisoned = value == _POISON or token == self.poison_id
             value = _POISON if poisoned else _mix(value ^ _mix(token)) | 1
             self._values[block, slot] = value
             self._filled[block] = slot + 1
+            if position < context + len(tokens) - drafts:
+                self._firm[block] = slot + 1
+            elif slot == 0:
+                self._firm[block] = 0
 
     def _sample(self, batch: Batch, tables: list[npt.NDArray[np.int32]]) -> StepResult:
         s = batch.samples

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lmdeploy.engine.batch import Packer, Row, StepResult
+import numpy as np
+
+from lmdeploy.engine.batch import Batch, Packer, Row, StepResult
 from lmdeploy.engine.executor import Executor
 from lmdeploy.engine.limits import check_request
 from lmdeploy.engine.prefix_cache import PrefixCache
 from lmdeploy.engine.request import Request, Sequence, TokenEvent, TokenLogprobs
 from lmdeploy.engine.scheduler import EngineOptions, Scheduler
+from lmdeploy.engine.speculation import Speculation
 from lmdeploy.engine.stats import StepStats, Totals
 from lmdeploy.engine.stopping import finish_reason, update_bias
 from lmdeploy.errors import EngineDeadError, EngineError, RequestError, error_kind
@@ -22,11 +25,20 @@ __all__ = ["Engine", "EngineOptions"]
 
 
 class Engine:
-    """Serves many requests on one executor. Exactly one event of a request has a finish_reason."""
+    """Serves many requests on one executor. Exactly one event of a request has a finish_reason.
 
-    def __init__(self, executor: Executor, options: EngineOptions | None = None) -> None:
+    With `speculation` a step may bring several tokens of a request, the same ones as without.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        options: EngineOptions | None = None,
+        speculation: Speculation | None = None,
+    ) -> None:
         options = options or EngineOptions()
         self.executor = executor
+        self._speculation = speculation
         self._caps = executor.capabilities()
         self._capacity = self._caps.num_blocks * self._caps.block_size
         self._totals = Totals()
@@ -87,10 +99,12 @@ class Engine:
         rows = self._scheduler.plan()
         if not rows:
             return events
+        if self._speculation is not None:
+            rows = self._speculation.extend(rows, self._scheduler)
         batch = self._packer.pack(rows)
         self._totals.steps += 1
         try:
-            result = self.executor.execute(batch)
+            result = self._execute(batch)
         except EngineDeadError:
             raise
         except EngineError as error:
@@ -110,19 +124,27 @@ class Engine:
             totals=replace(self._totals),
         )
 
+    def _execute(self, batch: Batch) -> StepResult:
+        if self._speculation is None:
+            return self.executor.execute(batch)
+        with self._speculation.measured(batch):
+            return self.executor.execute(batch)
+
     def _commit(self, rows: list[Row], result: StepResult) -> list[TokenEvent]:
         events = []
-        tokens, finite = result.token_ids.tolist(), result.finite.tolist()
+        finite = result.finite.tolist()
         all_finite = all(finite)
         first = 0
         for seq, num_new in rows:
-            draws = seq.num_computed + num_new == seq.length
+            draws = seq.num_draws(num_new)
             scored = len(seq.scored_positions(num_new)) if seq.scores_prompt else 0
-            end = first + scored + draws
-            if all_finite or all(finite[first:end]):
-                self._advance(seq, num_new, result, range(first, first + scored))
+            drawn = first + scored
+            end = drawn + draws
+            # What comes of a draft matters only if the draft is right.
+            if all_finite or all(finite[first : drawn + min(draws, 1)]):
+                self._advance(seq, num_new - max(draws - 1, 0), result, range(first, drawn))
                 if draws:
-                    events.append(self._accept(seq, result, end - 1, tokens[end - 1]))
+                    events.append(self._accept(seq, result, range(drawn, end)))
             else:
                 self._cache.retract(seq)
                 events.append(self._fail(seq, "the model produced NaN or infinity for this request"))
@@ -137,31 +159,51 @@ class Engine:
         if seq.num_computed >= (seq.num_published + 1) * self._caps.block_size:
             self._cache.publish(seq)
 
-    def _accept(self, seq: Sequence, result: StepResult, sample: int, token: int) -> TokenEvent:
-        """Take the drawn token into the sequence and end it if a rule says so."""
-        request = seq.request
-        event = TokenEvent(request.request_id, cached_tokens=seq.cached_tokens)
+    def _accept(self, seq: Sequence, result: StepResult, drawn: range) -> TokenEvent:
+        """Take what was drawn into the sequence and end it if a rule says so."""
+        event = TokenEvent(seq.request.request_id, cached_tokens=seq.cached_tokens)
         if seq.length == seq.num_prompt:
             event.prompt_logprobs = tuple(seq.prompt_scores)
-        if request.max_new_tokens == 0:  # the prompt was only to be scored
+        if seq.request.max_new_tokens == 0:  # the prompt was only to be scored
             event.finish_reason = "length"
         else:
-            self._append(seq, token, event)
-            if request.sampling.logprobs is not None:
-                event.logprobs = (_logprobs(result, sample, request.sampling.logprobs),)
-            if request.want_logits:
-                event.logits = result.logits[sample][None]
+            drafts = seq.tokens[seq.length : seq.length + len(drawn) - 1].tolist()
+            self._append(seq, result, drawn[0], event)
+            if drafts:
+                self._accept_drafts(seq, drafts, result, drawn[1:], event)
         if event.finish_reason is not None:
             self._remove(seq)
             self._totals.finished += 1
         return event
 
-    def _append(self, seq: Sequence, token: int, event: TokenEvent) -> None:
+    def _accept_drafts(
+        self, seq: Sequence, drafts: list[int], result: StepResult, drawn: range, event: TokenEvent
+    ) -> None:
+        """What was drawn at a draft counts if each draft so far is the token drawn in its place."""
+        first = seq.length
+        for draft, sample in zip(drafts, drawn, strict=True):
+            if event.finish_reason is not None or seq.last_token != draft or not result.finite[sample]:
+                break
+            self._advance(seq, 1, result, range(0))
+            self._append(seq, result, sample, event)
+        accepted = seq.length - first
+        self._totals.drafted_tokens += len(drafts)
+        self._totals.accepted_tokens += accepted
+        if self._speculation is not None:
+            self._speculation.settle(seq, len(drafts), accepted)
+
+    def _append(self, seq: Sequence, result: StepResult, sample: int, event: TokenEvent) -> None:
+        token, request = int(result.token_ids[sample]), seq.request
         seq.append_token(token)
         if seq.bias is not None:
             update_bias(seq)
         self._totals.generated_tokens += 1
-        event.token_ids = (token,)
+        event.token_ids += (token,)
+        if request.sampling.logprobs is not None:
+            event.logprobs += (_logprobs(result, sample, request.sampling.logprobs),)
+        if request.want_logits:
+            row = result.logits[sample][None]
+            event.logits = row if event.logits is None else np.concatenate([event.logits, row])
         event.finish_reason = finish_reason(seq, self._capacity)
         if event.finish_reason == "stop":
             event.stop_id = token
@@ -174,6 +216,8 @@ class Engine:
 
     def _remove(self, seq: Sequence) -> None:
         del self._live[seq.request.request_id]
+        if self._speculation is not None:
+            self._speculation.forget(seq)
         self._scheduler.remove(seq)
 
 

@@ -88,11 +88,11 @@ class PenaltyHistory:
     a step never walks a context.
     """
 
-    __slots__ = ("_counts", "_ids", "_index", "_size")
+    __slots__ = ("_counts", "_ids", "_index", "_prompt_size", "_size")
 
     def __init__(self, prompt_ids: npt.NDArray[np.int32]) -> None:
         self._ids = np.unique(prompt_ids).astype(np.int32)
-        self._size = len(self._ids)
+        self._size = self._prompt_size = len(self._ids)
         self._counts = np.zeros(self._size, np.int32)
         self._index = {token: i for i, token in enumerate(self._ids.tolist())}
 
@@ -110,18 +110,37 @@ class PenaltyHistory:
         """(ids, counts), both [distinct ids], valid until the next `add`."""
         return self._ids[: self._size], self._counts[: self._size]
 
+    def views(self, drafts: list[int]) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
+        """What `view` says now and would say after each of `drafts`, one after the other; none is kept."""
+        seen = [(self._ids[: self._size], self._counts[: self._size].copy())]
+        for token in drafts:
+            self.add(token)
+            seen.append((self._ids[: self._size], self._counts[: self._size].copy()))
+        for token in reversed(drafts):
+            self._take_back(token)
+        return seen
+
+    def _take_back(self, token_id: int) -> None:
+        at = self._index[token_id]
+        self._counts[at] -= 1
+        if self._counts[at] == 0 and at >= self._prompt_size:
+            del self._index[token_id]
+            self._size -= 1
+
 
 class Sequence:
     """The state of one request in the engine. Mutated by scheduler, prefix cache and loop only.
 
     tokens[:length] are prompt and output; the first `num_computed` of them are in the cache blocks
-    block_ids[:num_blocks]. A sequence that waits holds no block and has computed nothing.
+    block_ids[:num_blocks]. A sequence that waits holds no block and has computed nothing. For the time of a
+    step `tokens` may go on with drafts, which count nowhere until they are drawn as well.
     """
 
     __slots__ = (
         "bias",
         "block_ids",
         "cached_tokens",
+        "draft_rates",
         "history",
         "keys",
         "last_token",
@@ -155,6 +174,9 @@ class Sequence:
         self.wait_key: bytes | None = None  # block another sequence is computing for this one
         self.preempted = False  # lost its blocks at least once
         self.cached_tokens = 0  # prompt tokens not computed when first admitted
+        self.draft_rates: list[float] | None = (
+            None  # how often its drafts are right, owned by draft_policy.py
+        )
         self.scores_prompt = request.prompt_logprobs is not None
         self.prompt_scores: list[TokenLogprobs] = []  # of prompt positions 1, 2, ...
         self.packed: tuple[bytes, bytes] | None = None  # sampling columns of this request, owned by batch.py
@@ -185,6 +207,16 @@ class Sequence:
             return range(0)
         stop = min(self.num_computed + num_new, self.num_prompt - 1)
         return range(max(self.num_computed, len(self.prompt_scores)), stop)
+
+    def num_draws(self, num_new: int) -> int:
+        """Tokens drawn when the next `num_new` are computed: one behind the last, one behind each draft."""
+        return max(self.num_computed + num_new - self.length + 1, 0)
+
+    def put_drafts(self, token_ids: list[int]) -> None:
+        """Write what may come next behind the last token."""
+        end = self.length + len(token_ids)
+        self.tokens = _room(self.tokens, end)
+        self.tokens[self.length : end] = token_ids
 
     def append_token(self, token_id: int) -> None:
         """Take a drawn token."""

@@ -40,7 +40,7 @@ class Scheduler:
         # One token for each running sequence always fits a step, so none can be starved by the others.
         self._max_rows = min(options.max_batch_size, caps.max_rows, caps.max_step_tokens)
         self._max_prefill = options.max_prefill_token_num
-        self._max_tokens = caps.max_step_tokens
+        self.max_tokens = caps.max_step_tokens
         self._step_cost = options.step_cost
         self._block_size = caps.block_size
         self._cache = cache
@@ -62,6 +62,20 @@ class Scheduler:
         if self.waiting and self._totals.preemptions == preemptions:
             self._admit()
         return self._rows()
+
+    def room_for_drafts(self, seq: Sequence, wanted: int) -> int:
+        """Give a planned sequence blocks for `wanted` drafts, none that others need; how many have room.
+
+        A draft takes no place behind the last token the request may have, nor where bans of ids would change.
+        """
+        most = min(wanted, seq.max_stored - seq.length)
+        if seq.num_output < seq.request.min_new_tokens:
+            most = min(most, seq.request.min_new_tokens - 1 - seq.num_output)
+        lacking = -(-(seq.length + most) // self._block_size) - seq.num_blocks
+        if lacking > 0:  # every running sequence may want a block for its own next token
+            spare = self._pool.num_available - len(self.running)
+            seq.append_blocks(self._pool.allocate(max(0, min(lacking, spare))))
+        return max(0, min(most, seq.num_blocks * self._block_size - seq.length))
 
     def _grow(self) -> None:
         """Give each sequence the block for its next token, oldest first, at the cost of the youngest."""
@@ -105,7 +119,7 @@ class Scheduler:
     def _has_budget(self, seq: Sequence) -> bool:
         older = [s.length - s.num_computed for s in self.running if s.order < seq.order]
         decoding = older.count(1)
-        budget = min(self._max_prefill, self._max_tokens - decoding)
+        budget = min(self._max_prefill, self.max_tokens - decoding)
         return len(older) < self._max_rows and sum(older) - decoding < budget
 
     def _make_room(self, seq: Sequence, found: list[int]) -> bool:
@@ -149,7 +163,7 @@ class Scheduler:
         rows = [(s, 1) for s in self.running if s.length - s.num_computed == 1]
         if len(rows) == len(self.running):
             return rows
-        budget = min(self._max_prefill, self._max_tokens - len(rows))
+        budget = min(self._max_prefill, self.max_tokens - len(rows))
         gap = self._stream_gap(rows)
         for seq in self.running:
             wanted = min(seq.length - seq.num_computed, budget)

@@ -16,6 +16,8 @@ class Totals:
     prompt_tokens: int = 0  # of admitted requests
     computed_tokens: int = 0  # new tokens in all batches, recomputed ones too
     generated_tokens: int = 0
+    drafted_tokens: int = 0  # computed because they might come next
+    accepted_tokens: int = 0  # those of them that did
     cached_tokens: int = 0  # prompt tokens taken from the prefix cache at first admission
     preemptions: int = 0
     resumed_tokens: int = 0  # tokens that a preempted sequence found again instead of recomputing

@@ -13,6 +13,7 @@ from lmdeploy.pipeline.api import Pipeline
 from lmdeploy.runtime.build import build_engine
 from lmdeploy.runtime.generate import load_frontend
 from lmdeploy.runtime.resolve import RuntimeConfig, plan_table, resolve
+from lmdeploy.speculative import SpeculativeConfig, speculative_options
 
 
 def pipeline(
@@ -22,7 +23,7 @@ def pipeline(
     log_level: str = "WARNING",
     max_log_len: int | None = None,
     trust_remote_code: bool = False,
-    speculative_config: None = None,
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
     allowed_media_domains: None = None,
     **unknown: Any,
 ) -> Pipeline:
@@ -30,18 +31,20 @@ def pipeline(
 
     backend_config: TurbomindEngineConfig or PytorchEngineConfig takes that engine, None the better fit. Which
     one and why is logged with the memory plan at INFO, what limits it unexpectedly at WARNING.
+    speculative_config: a SpeculativeConfig or a dictionary of its fields turns speculative decoding on.
     `trust_remote_code` may be given and changes nothing: code from a model is never run. Raises ConfigError,
     ModelError and CapacityError, each one line.
     """
     set_up(log_level)
-    _refuse(unknown, speculative_config, allowed_media_domains)
+    _refuse(unknown, allowed_media_domains)
     if backend_config is not None and not isinstance(backend_config, EngineConfig):
         kind = type(backend_config).__name__
         raise ConfigError(
             f"backend_config must be a TurbomindEngineConfig or a PytorchEngineConfig, not {kind}",
             param="backend_config",
         )
-    config = resolve(model_path, backend_config)
+    speculative = speculative_options(speculative_config)
+    config = resolve(model_path, backend_config, speculative=speculative)
     get_logger().info("%s", plan_table(config))
     if backend_config is None and config.backend != "turbomind":
         get_logger().warning("engine: %s", config.engine)
@@ -61,13 +64,9 @@ def load(config: RuntimeConfig, chat_template: ChatTemplateConfig | str | Path |
     return Pipeline(build_engine(config), frontend)
 
 
-def _refuse(unknown: Mapping[str, Any], speculative: object, domains: object) -> None:
+def _refuse(unknown: Mapping[str, Any], domains: object) -> None:
     if unknown:
         names = ", ".join(sorted(unknown))
         raise ConfigError(f"pipeline() has no argument {names}; engine options go into backend_config")
-    if speculative is not None:
-        raise ConfigError(
-            "speculative_config: speculative decoding is not supported", param="speculative_config"
-        )
     if domains is not None:
         raise ConfigError("allowed_media_domains: images are not supported", param="allowed_media_domains")

@@ -13,6 +13,8 @@ from lmdeploy.logging import get_logger
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.quant.tensors import GroupedTensor, Tensor
 
+_ROWS_AT_ONCE = 1024  # so that reading takes little more memory than the tensor as it is in the file
+
 
 def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
     """Every tensor of the checkpoint's spec by canonical name. ModelError names a tensor that is damaged.
@@ -27,7 +29,10 @@ def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devic
     for name, weight in weights.items():
         tensor = checkpoint.read(name)
         grouped += isinstance(tensor, GroupedTensor)
-        weight.copy_(_values(tensor))
+        for begin in range(0, len(weight), _ROWS_AT_ONCE):
+            rows = slice(begin, begin + _ROWS_AT_ONCE)
+            part = tensor.rows(rows) if isinstance(tensor, GroupedTensor) else tensor[rows]
+            weight[rows].copy_(_values(part))
         del tensor
         if not bool(torch.isfinite(weight).all()):
             raise ModelError(

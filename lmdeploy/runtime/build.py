@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
+from lmdeploy.engine.draft_policy import AdaptivePolicy
 from lmdeploy.engine.executor import Executor
 from lmdeploy.engine.loop import Engine
+from lmdeploy.engine.prompt_lookup import PromptLookup
 from lmdeploy.engine.scheduler import EngineOptions
+from lmdeploy.engine.speculation import Speculation
+from lmdeploy.engine.step_cost import StepCost
 from lmdeploy.errors import CapacityError
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.registry import open_checkpoint
@@ -27,13 +33,23 @@ def build_engine(config: RuntimeConfig) -> Engine:
         ) from None
     finally:
         checkpoint.close()
+    step_cost = measure_step_cost(executor)
     options = EngineOptions(
         max_batch_size=config.max_batch_size,
         max_prefill_token_num=config.max_prefill_token_num,
         enable_prefix_caching=config.enable_prefix_caching,
-        step_cost=measure_step_cost(executor),
+        step_cost=step_cost,
     )
-    return Engine(executor, options)
+    return Engine(executor, options, _speculation(config, step_cost))
+
+
+def _speculation(config: RuntimeConfig, step_cost: StepCost) -> Speculation | None:
+    wanted = config.speculative
+    if wanted is None:
+        return None
+    proposer = PromptLookup(wanted.lookup_min, wanted.lookup_max)
+    policy = AdaptivePolicy(proposer.num_kinds, wanted.most, step_cost)
+    return Speculation(proposer, policy, time.perf_counter)
 
 
 def _taken_here(config: RuntimeConfig) -> int:

@@ -19,7 +19,7 @@ from lmdeploy.errors import CapacityError
 # tests/e2e/test_memory.py holds it to the truth.
 PROCESS_BYTES = 50 * 2**20
 # The same with torch 2.13: resident memory on the CPU; on a card, an allowance for its context and libraries.
-TORCH_PROCESS_BYTES = {"cpu": 320 * 2**20, "cuda": 768 * 2**20}
+TORCH_PROCESS_BYTES = {"cpu": 280 * 2**20, "cuda": 768 * 2**20}
 
 # Memory of a web server process beside the engine's: libraries, and what the tokenizer keeps for each of its
 # ids. Measured as anonymous memory on vocabularies of 32000 to 256000 ids (what files back is shared with the

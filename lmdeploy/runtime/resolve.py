@@ -41,6 +41,7 @@ from lmdeploy.runtime.memory_plan import (
     server_bytes,
     size,
 )
+from lmdeploy.speculative import SpeculativeConfig
 from lmdeploy.turbomind import kernel_sets
 from lmdeploy.turbomind.layout import model_layout
 from lmdeploy.turbomind.plan import native_plan
@@ -67,6 +68,7 @@ class RuntimeConfig:
     dtype: str  # of matrices and cache; "" in the native engine, which has its own
     engine: str  # the choice and its reason, for people
     enable_prefix_caching: bool
+    speculative: SpeculativeConfig | None  # its `model` is a path here
     plan: MemoryPlan
     notes: tuple[str, ...]  # what was decided for the user, one line each
     cautions: tuple[str, ...]  # where that is less than the user may expect
@@ -86,6 +88,7 @@ def resolve(
     model: str,
     config: EngineConfig | None = None,
     *,
+    speculative: SpeculativeConfig | None = None,
     machine: Machine | None = None,
     offers: Offers | None = None,
     server: bool = False,
@@ -93,9 +96,12 @@ def resolve(
     """Make every choice concrete. Raises ConfigError, CapacityError and ModelError.
 
     config: of an engine's own class takes that engine; EngineConfig or None takes the better fit.
+    speculative: how several tokens a step are guessed, if they are to be.
     server: this process becomes a web server, and the engine gets one of its own: the plan holds both.
     """
     config = config or EngineConfig()
+    if speculative is not None and speculative.method != "ngram":
+        raise ConfigError("speculative_config: this version has the method ngram only", param="method")
     machine = machine or read_machine()
     offers = offers or Offers(machine.gpus, installed_torch())
     path = resolve_model_path(model, revision=config.revision, download_dir=config.download_dir)
@@ -104,13 +110,13 @@ def resolve(
         refusal, packed = _native_refusal(checkpoint, config.dtype), checkpoint.packed is not None
         choice = choose_engine(config, offers, refusal, packed)
         try:
-            return _resolve(model, path, checkpoint, config, machine, choice, server)
+            return _resolve(model, path, checkpoint, config, speculative, machine, choice, server)
         except CapacityError as error:
             # A card that nobody asked for must not be what stands in the way.
             if type(config) is not EngineConfig or choice.device == "cpu" or refusal is not None:
                 raise
             choice = on_the_cpu(choice, offers, error.message)
-            return _resolve(model, path, checkpoint, config, machine, choice, server)
+            return _resolve(model, path, checkpoint, config, speculative, machine, choice, server)
     finally:
         checkpoint.close()
 
@@ -120,6 +126,7 @@ def _resolve(
     path: Path,
     checkpoint: Checkpoint,
     config: EngineConfig,
+    speculative: SpeculativeConfig | None,
     machine: Machine,
     choice: Choice,
     server: bool,
@@ -150,6 +157,7 @@ def _resolve(
         dtype=choice.dtype,
         engine=choice.line(),
         enable_prefix_caching=config.enable_prefix_caching,
+        speculative=speculative,
         plan=plan,
         notes=(*checkpoint.notes, *_notes(config, plan, spec)),
         cautions=_cautions(config, plan, spec, limits.num_threads, machine, choice),
@@ -314,6 +322,7 @@ def plan_table(config: RuntimeConfig) -> str:
             f"a token    {size(plan.kv_per_token)} of KV cache",
             f"at once    {at_once}, limited by {plan.bound}",
             f"threads    {config.limits.num_threads}{kernels}",
+            *([f"speculation {config.speculative.line()}"] if config.speculative else []),
             *config.notes,
             *config.cautions,
         ]

@@ -84,7 +84,7 @@ def _thread_bytes(spec: ModelSpec, layout: ModelLayout, limits: Limits) -> int:
         4 * rows * widest,
         matmul_scratch(deepest),
         *[4 * tile_values, 4 * vectors, 4 * vectors] * 2,
-        *[4 * spec.vocab_size] * 2,
+        *[4 * spec.vocab_size] * 3,
     ]
     return sum(align(size) for size in sizes)
 

@@ -9,5 +9,6 @@ def test_every_request_equals_its_solo_run() -> None:
     totals = fuzz(300)
     for name in ("preemptions", "resumed_tokens", "shared_blocks", "awaited_prefixes", "cached_tokens"):
         assert getattr(totals, name) > 0, f"the fuzz never met {name}"
+    assert 0 < totals.accepted_tokens < totals.drafted_tokens
     for name in ("finished", "aborted", "failed", "refused"):
         assert getattr(totals, name) > 0, f"the fuzz never met {name}"

@@ -13,7 +13,7 @@ from lmdeploy.engine.batch import Packer
 from lmdeploy.engine.block_pool import BlockPool
 from lmdeploy.engine.loop import Engine
 from lmdeploy.engine.prefix_cache import Entry, PrefixCache
-from lmdeploy.engine.request import Sequence
+from lmdeploy.engine.request import PenaltyHistory, Sequence
 from lmdeploy.engine.scheduler import Scheduler
 
 Patch = pytest.MonkeyPatch
@@ -35,6 +35,30 @@ def after(patch: Patch, owner: type, name: str, change: Callable[..., None]) -> 
         return result
 
     patch.setattr(owner, name, changed)
+
+
+@fault
+def penalties_do_not_count_drafts(patch: Patch) -> None:
+    def views(history: PenaltyHistory, drafts: list[int]) -> list[Any]:
+        return [history.view()] * (len(drafts) + 1)
+
+    patch.setattr(PenaltyHistory, "views", views)
+
+
+@fault
+def penalties_keep_wrong_drafts(patch: Patch) -> None:
+    patch.setattr(PenaltyHistory, "_take_back", lambda history, token: None)
+
+
+@fault
+def every_draft_counts_as_right(patch: Patch) -> None:
+    def accept(engine: Engine, seq: Sequence, drafts: Any, result: Any, drawn: Any, event: Any) -> None:
+        for sample in drawn:
+            if event.finish_reason is None:
+                engine._advance(seq, 1, result, range(0))
+                engine._append(seq, result, sample, event)
+
+    patch.setattr(Engine, "_accept_drafts", accept)
 
 
 @fault

@@ -82,10 +82,13 @@ FILTERS: dict[str, dict[str, Any]] = {
     "cold": {"temperature": 0.05},
     "top_k": {"top_k": 20},
     "top_k of one": {"top_k": 1},
+    "top_k of most": {"top_k": 2500, "temperature": 3.0},
+    "top_k of most, and top_p": {"top_k": 2900, "top_p": 0.97, "temperature": 3.0},
     "top_k beyond the vocabulary": {"top_k": 10**6},
     "top_p": {"top_p": 0.8},
     "narrow top_p": {"top_p": 0.01},
     "wide top_p": {"top_p": 0.9999, "temperature": 2.0},
+    "flat top_p": {"top_p": 0.95, "temperature": 20.0},
     "min_p": {"min_p": 0.1},
     "min_p of one": {"min_p": 1.0},
     "all": {"top_k": 50, "top_p": 0.9, "min_p": 0.05, "temperature": 0.7},
@@ -232,3 +235,16 @@ def test_a_row_that_is_not_finite_stays_alone(kind: str) -> None:
     assert result.finite.tolist() == [i != 7 for i in range(10)]
     assert np.isfinite(result.logprob).all()
     assert np.isfinite(result.top_logprobs).all()
+
+
+def test_equal_logits_are_kept_by_id(kind: str) -> None:
+    """All alike: the first ids are the most likely ones, and a mass takes a prefix of the vocabulary."""
+    _, spec, tensors = llama(vocab_size=200)
+    flat = with_tensor(tensors, "lm_head.weight", np.zeros_like(tensors["lm_head.weight"]))
+    executor = make_executor(kind, spec, flat)
+    columns = samples(range(TOKENS), temperature=1.0, top_p=0.5, position=range(TOKENS))
+    ids = IDS % 200
+    drawn = executor.execute(make_batch([NewTokens(ids, 0, BLOCKS)], columns)).token_ids
+    uniforms = [uniform(0, position) for position in range(TOKENS)]
+    assert drawn.tolist() == [draw(distribution(np.zeros(200), 1.0, top_p=0.5), u) for u in uniforms]
+    assert drawn.max() < 100

@@ -154,7 +154,7 @@ def test_planes_of_prepared_rows(name, group):
     x[2, :group] = 0
     rows_in_blocks = [8, 3]
     padded = -(-k // group) * group
-    prepared = t.prepare(x, group, bf16=True)
+    prepared = t.prepare(x, group, bf16=2)
 
     def unblock(plane, per):
         parts, at = [], 0
@@ -179,7 +179,7 @@ def test_planes_of_prepared_rows(name, group):
     ]
     np.testing.assert_allclose(floats[0].astype(np.float64) + floats[1], padded_x, rtol=2.0**-16)
     for span in (group, 2 * group):
-        pieces = t.prepare(x, group, bf16=True, span=span)
+        pieces = t.prepare(x, group, bf16=2, span=span)
         for plane in ("hi", "lo", "scale", "sum", "bf_hi", "bf_lo"):
             assert (getattr(pieces, plane) == getattr(prepared, plane)).all()
 

@@ -114,8 +114,10 @@ def test_sum_exp(name, n):
     x[n // 2] = -np.inf if n > 1 else x[n // 2]
     for scale in (1.0, 0.7, 3.0):
         largest = x.max()
-        want = np.exp((x.astype(np.float64) - largest) * scale).sum()
-        assert cases.table(name).sum_exp(x, largest, scale) == pytest.approx(want, rel=3e-6)
+        want = np.exp((x.astype(np.float64) - largest) * scale)
+        total, each = cases.table(name).sum_exp(x, largest, scale)
+        assert total == pytest.approx(want.sum(), rel=3e-6)
+        np.testing.assert_allclose(each, want, rtol=3e-5, atol=1e-37)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -129,6 +131,32 @@ def test_collect(name, n):
         assert (index == want[:limit]).all()
     x[0] = np.nan
     assert 0 not in cases.table(name).collect(x, -99.0, n)[0]
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("n", [*LENGTHS, 5000])
+def test_block_max(name, n):
+    x = vector(n) - np.float32(50)
+    x[n // 2] = -np.inf
+    for size in (16, 64):
+        got = cases.table(name).block_max(x, size)
+        assert got.tolist() == [x[i : i + size].max() for i in range(0, n, size)]
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("n", [*LENGTHS, 5000])
+@pytest.mark.parametrize(("scale", "cap"), [(1.0, 0.0), (0.125, 0.0), (1.0, 30.0), (3.0, 50.0)])
+def test_finish_logits(name, n, scale, cap):
+    t, x = cases.table(name), vector(n, 0, 40.0)
+    want = x.astype(np.float64) * scale
+    want = cap * np.tanh(want / cap) if cap else want
+    got, finite = t.finish_logits(x, scale, cap)
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-6 * max(cap, 1))
+    assert finite
+    for bad in (np.nan, np.inf, -np.inf):  # a cap must not hide them
+        damaged = x.copy()
+        damaged[n - 1] = bad
+        assert not t.finish_logits(damaged, scale, cap)[1]
 
 
 def import_with(kernels):

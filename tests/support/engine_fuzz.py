@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 
 import numpy as np
+from draft_guesses import Guesses, count_drafts
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from lmdeploy.engine.batch import Batch
 from lmdeploy.engine.fake import FakeExecutor
 from lmdeploy.engine.loop import Engine, EngineOptions
 from lmdeploy.engine.request import Request, SamplingParams, Sequence, TokenEvent
+from lmdeploy.engine.speculation import Speculation
 from lmdeploy.engine.stats import Totals
 from lmdeploy.engine.step_cost import StepCost
 from lmdeploy.errors import EngineError
@@ -36,6 +38,7 @@ class Case:
     max_step_tokens: int
     max_rows: int
     options: EngineOptions
+    drafts: int  # most a sequence gets in a step; 0: no speculation
     arrivals: tuple[tuple[int, Request], ...]
     aborts: tuple[tuple[int, str], ...]
     failures: frozenset[int]
@@ -138,12 +141,14 @@ def cases(draw: st.DrawFn) -> Case:
         step_cost=draw(st.sampled_from(_COSTS)),
     )
     block_size = draw(st.sampled_from([1, 2, 4]))
+    drafts = draw(st.sampled_from([0, 0, 1, 3, 7]))
     return Case(
         block_size=block_size,
         num_blocks=draw(st.integers(16, 72)) // block_size,
         max_step_tokens=draw(st.sampled_from([2, 6, 24, 128])),
         max_rows=draw(st.integers(2, 8)),
         options=options,
+        drafts=drafts,
         arrivals=tuple(sorted(arrivals, key=lambda a: a[0])),
         aborts=tuple((step, f"r{number}") for step, number in aborts),
         failures=frozenset(draw(st.lists(st.integers(0, 160), max_size=1))),
@@ -158,7 +163,8 @@ class Run:
         self.now = 0
         executor = case.executor()
         executor.on_step = self._on_step
-        self.engine = Engine(executor, case.options)
+        guesses = Guesses(lambda request: solo(case, request).tokens, case.drafts)
+        self.engine = Engine(executor, case.options, Speculation(guesses, guesses) if case.drafts else None)
         self.outcomes: dict[str, Outcome] = {}
         self.seen: list[tuple[str, list[int]]] = []  # (salt, prompt) of every request so far, in order
         self.requests: dict[str, Request] = {}
@@ -210,7 +216,7 @@ class Run:
             assert live[0].num_computed > before, "the oldest request stood still"
 
     def _on_step(self, batch: Batch) -> None:
-        new = np.diff(batch.row_start)
+        new = np.diff(batch.row_start) - count_drafts(batch)
         assert batch.num_rows <= self.case.options.max_batch_size, "more rows than max_batch_size"
         assert new[new > 1].sum() <= self.case.options.max_prefill_token_num, "prefill beyond its budget"
         if self.now in self.case.failures:

@@ -92,7 +92,7 @@ def activations(rows: int, k: int, seed: int = 1) -> np.ndarray:
 
 def prepare(t, x, kind: str, group: int, span: int = 0):
     if kind == "bf16":
-        return t.prepare(x, 0, int8=False, bf16=True, span=span)
+        return t.prepare(x, 0, int8=False, bf16=2, span=span)
     return t.prepare(x, group, span=span)
 
 

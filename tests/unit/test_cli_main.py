@@ -62,7 +62,10 @@ def test_version_is_that_of_the_package() -> None:
             "--device belongs to the pytorch engine: add --backend",
         ),
         (["chat", "./m", "--dllm-block-length=4"], "diffusion language models only"),
-        (["chat", "./m", "--speculative-draft-model", "d"], "no speculative decoding"),
+        (
+            ["chat", "./m", "--speculative-algorithm", "ngram", "--speculative-draft-model", "d"],
+            "takes no model",
+        ),
         (["chta", "./m"], "unknown command `chta`"),
         (["chat", "./m", "--meta-instruction", "x"], "with --chat-template"),
         (["chat", "./m", "--adapters", "a=b", "c=d"], "adapters are not supported"),

@@ -293,7 +293,7 @@ def test_chat_template_file_that_holds_a_list(tmp_path: Path) -> None:
         ChatTemplateConfig.from_json(path)
 
 
-@pytest.mark.parametrize("name", ["SpeculativeConfig", "VisionConfig", "Tokenizer", "client"])
+@pytest.mark.parametrize("name", ["VisionConfig", "Tokenizer", "client"])
 def test_names_of_other_versions_say_what_stands_in_their_place(name: str) -> None:
     with pytest.raises(ImportError, match=f"{name} is not available: "):
         getattr(lmdeploy, name)

@@ -17,7 +17,7 @@ import pytest
 from lmdeploy.models.registry import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2] / "lmdeploy"
-BASE = {"errors", "field_checks", "config", "env", "logging", "version"}
+BASE = {"errors", "field_checks", "config", "speculative", "env", "logging", "version"}
 TEXT_AND_NUMBERS = BASE | {"quant", "text"}
 
 # Package or module below lmdeploy -> what of lmdeploy it may import besides itself.
@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "logging": BASE,
     "config": BASE,
     "field_checks": {"errors"},
+    "speculative": {"errors", "field_checks"},
     "quant": BASE,
     "models": BASE | {"quant"},
     "text": BASE | {"models"},  # vocabulary and template of a GGUF file are in its metadata
@@ -39,7 +40,7 @@ MAY_IMPORT = {
     "serve": TEXT_AND_NUMBERS | {"models", "engine", "runtime", "messages"},
     "cli": TEXT_AND_NUMBERS | {"models", "engine", "turbomind", "runtime", "messages", "pipeline", "serve"},
     "__main__": {"cli"},
-    "": {"config", "pipeline"},  # lmdeploy/__init__.py
+    "": {"config", "pipeline", "speculative"},  # lmdeploy/__init__.py
 }
 # Third-party package -> the only places that may import it.
 ONLY_IN = {

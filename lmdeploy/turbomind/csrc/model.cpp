@@ -172,20 +172,8 @@ void Model::finish_logits(float* out, int rows, int begin, int count) {
   const float* bias = weights_.head().bias;
   for (int row = 0; row < rows; ++row, out += space_.vocab_stride) {
     if (bias != nullptr) kernels_.add_scaled(out, bias + begin, 1, count);
-    if (shape_.logit_scale != 1) {
-      for (int i = 0; i < count; ++i) out[i] *= shape_.logit_scale;
-    }
-    float cap = shape_.logit_softcap;
-    if (cap > 0) {
-      for (int i = 0; i < count; ++i) out[i] = cap * std::tanh(out[i] / cap);
-    }
-    uint32_t bad = 0;
-    for (int i = 0; i < count; ++i) {
-      uint32_t bits;
-      std::memcpy(&bits, out + i, sizeof bits);
-      bad |= (bits & 0x7f800000u) == 0x7f800000u;
-    }
-    if (bad != 0) space_.bad_row[row].store(1, std::memory_order_relaxed);
+    bool finite = kernels_.finish_logits(out, count, shape_.logit_scale, shape_.logit_softcap);
+    if (!finite) space_.bad_row[row].store(1, std::memory_order_relaxed);
   }
 }
 

@@ -12,6 +12,7 @@ namespace lmdeploy {
 struct SampleScratch {
   int32_t* index;   // [vocab]
   float* original;  // [vocab]
+  float* weight;    // [vocab]
 };
 
 // Fills entry `sample` of `out` (all but `logits`). `logits` [vocab] is changed during the call and restored.

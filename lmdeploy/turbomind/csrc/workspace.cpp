@@ -165,6 +165,7 @@ void Workspace::take_thread(const ModelShape& shape, const Limits& limits, const
   t.part = take_partial(largest(shape, tile_vectors), largest(shape, tile_floats), arena);
   t.sample.index = arena.take<int32_t>(shape.vocab);
   t.sample.original = arena.take<float>(shape.vocab);
+  t.sample.weight = arena.take<float>(shape.vocab);
   threads.push_back(t);
 }
 

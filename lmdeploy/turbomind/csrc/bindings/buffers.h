@@ -44,12 +44,12 @@ struct PackedMatrix {
 };
 
 struct PreparedRows {
-  PreparedRows(int rows, int k, int group, bool int8, bool bf16)
+  PreparedRows(int rows, int k, int group, bool int8, int bf16)
       : unit(group > 0 ? group : 2),
         k_padded((k + unit - 1) / unit * unit),
         groups_per_row(group > 0 ? k_padded / group : 0),
         planes(size_t(rows) * k_padded * (int8 ? 2 : 0)),
-        bf_planes(size_t(rows) * k_padded * (bf16 ? 4 : 0)),
+        bf_planes(size_t(rows) * k_padded * 2 * bf16),
         factors(size_t(rows) * groups_per_row * 2 * sizeof(float)) {
     auto* bytes = static_cast<int8_t*>(planes.data());
     auto* halves = static_cast<uint16_t*>(bf_planes.data());
@@ -66,7 +66,7 @@ struct PreparedRows {
     view.scale = floats;
     view.sum = floats ? floats + scales : nullptr;
     view.bf_hi = halves;
-    view.bf_lo = bf16 ? halves + values : nullptr;
+    view.bf_lo = bf16 == 2 ? halves + values : nullptr;
   }
   size_t size() const { return size_t(view.rows) * k_padded; }
   size_t groups() const { return size_t(view.rows) * groups_per_row; }

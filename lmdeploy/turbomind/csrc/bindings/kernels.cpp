@@ -73,7 +73,7 @@ Result<uint8_t> codes_of(const PackedMatrix& self, int channel) {
   return out;
 }
 
-std::unique_ptr<PreparedRows> prepare_rows(const KernelTable& table, Floats x, int group, bool int8, bool bf16,
+std::unique_ptr<PreparedRows> prepare_rows(const KernelTable& table, Floats x, int group, bool int8, int bf16,
                                            int span) {
   require(x.ndim() == 2, "x must be [rows, k]");
   const int rows = x.shape(0), k = x.shape(1);
@@ -170,8 +170,24 @@ std::pair<float, int> max_of(const KernelTable& table, Floats x) {
   return {value, index};
 }
 
-double sum_exp(const KernelTable& table, Floats x, float max, float scale) {
-  return table.sum_exp(x.data(), x.size(), max, scale);
+std::pair<double, Result<float>> sum_exp(const KernelTable& table, Floats x, float max, float scale) {
+  Result<float> y = new_array<float>({x.size()});
+  const double sum = table.sum_exp(x.data(), x.size(), max, scale, y.data());
+  require(sum == table.sum_exp(x.data(), x.size(), max, scale, nullptr), "the sum depends on what is stored");
+  return {sum, y};
+}
+
+Result<float> block_max(const KernelTable& table, Floats x, int size) {
+  require(size > 0 && size % kTile == 0, "blocks are whole vectors");
+  Result<float> y = new_array<float>({(x.size() + size - 1) / size});
+  table.block_max(x.data(), x.size(), size, y.data());
+  return y;
+}
+
+std::pair<Result<float>, bool> finish_logits(const KernelTable& table, Floats x, float scale, float softcap) {
+  Result<float> y = copy_array(x.data(), x.size());
+  const bool finite = table.finish_logits(y.data(), x.size(), scale, softcap);
+  return {y, finite};
 }
 
 std::pair<Result<int32_t>, int> collect(const KernelTable& table, Floats x, float threshold, int limit) {
@@ -199,7 +215,8 @@ void register_buffers(nb::module_& m) {
           "bf_hi", [](const PreparedRows& self) { return copy_array(self.view.bf_hi, self.size()); },
           nb::rv_policy::automatic)
       .def_prop_ro(
-          "bf_lo", [](const PreparedRows& self) { return copy_array(self.view.bf_lo, self.size()); },
+          "bf_lo",
+          [](const PreparedRows& self) { return copy_array(self.view.bf_lo, self.view.bf_lo ? self.size() : 0); },
           nb::rv_policy::automatic)
       .def_prop_ro(
           "scale", [](const PreparedRows& self) { return copy_array(self.view.scale, self.groups()); },
@@ -232,7 +249,7 @@ void register_kernels(nb::module_& parent) {
   register_bench(m);
   nb::class_<KernelTable>(m, "Table")
       .def_static("get", table_by_name, nb::rv_policy::reference)
-      .def("prepare", prepare_rows, nb::arg("x"), nb::arg("group"), nb::arg("int8") = true, nb::arg("bf16") = false,
+      .def("prepare", prepare_rows, nb::arg("x"), nb::arg("group"), nb::arg("int8") = true, nb::arg("bf16") = 0,
            nb::arg("span") = 0)
       .def("matmul", matmul, nb::arg("w"), nb::arg("a"), nb::arg("begin") = 0, nb::arg("end") = -1)
       .def("gather_row", gather_row)
@@ -246,5 +263,7 @@ void register_kernels(nb::module_& parent) {
       .def("merge", merge)
       .def("max", max_of)
       .def("sum_exp", sum_exp)
+      .def("block_max", block_max)
+      .def("finish_logits", finish_logits)
       .def("collect", collect);
 }

@@ -71,12 +71,6 @@ static void scores(Chunk& c, const float* q) {
   for (; tile < c.tiles; ++tile) score_tiles<P, 1>(c, q, tile);
 }
 
-INLINE Vec capped(Vec score, float softcap) {
-  // cap * tanh(s / cap), tanh(t) = 1 - 2 / (exp(2 t) + 1)
-  const Vec e = exp(mul(score, splat(2.0f / softcap)));
-  return mul(splat(softcap), sub(splat(1.0f), div(splat(2.0f), add(e, splat(1.0f)))));
-}
-
 // Turns a pair's scores into weights and joins them to its running maximum and sum. Returns the factor that brings
 // earlier outputs to the new maximum.
 static float softmax_chunk(Chunk& c, int p, float softcap, float* max_so_far, float* sum) {

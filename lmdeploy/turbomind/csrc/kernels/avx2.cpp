@@ -16,9 +16,9 @@ namespace avx2 {
 #include "kernels/matmul_avx2.inl"
 
 static const KernelTable table = {
-    "avx2",        matmul,   matmul_scratch_bytes, prepare,  gather_row, rms_norm, rope, silu_mul,
-    gelu_tanh_mul, gelu_mul, add_scaled,           store_kv, attend,     merge,    max,  sum_exp,
-    collect};
+    "avx2",        matmul,    matmul_scratch_bytes, prepare,  gather_row, rms_norm, rope, silu_mul,
+    gelu_tanh_mul, gelu_mul,  add_scaled,           store_kv, attend,     merge,    max,  sum_exp,
+    collect,       block_max, finish_logits};
 
 }  // namespace avx2
 

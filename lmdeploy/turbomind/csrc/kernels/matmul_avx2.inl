@@ -40,7 +40,8 @@ static void widen_planes(const Activations& a, int row, int m, int k_padded, flo
     for (int r = 0; r < m; ++r)
       for (int j = 0; j < 2; ++j) {
         const int at = k * m + r * 2 + j;
-        values[(k + j) * m + r] = float_of(uint32_t{hi[at]} << 16) + float_of(uint32_t{lo[at]} << 16);
+        const float low = a.bf_lo ? float_of(uint32_t{lo[at]} << 16) : 0;
+        values[(k + j) * m + r] = float_of(uint32_t{hi[at]} << 16) + low;
       }
 }
 

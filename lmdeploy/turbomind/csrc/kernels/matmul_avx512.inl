@@ -1,4 +1,4 @@
-// Matrix products with VPDPBUSD and VDPBF16PS: one weight tile against up to eight rows at a time.
+// Matrix products with VPDPBUSD: one weight tile against up to eight rows at a time.
 //
 // A tile is one sequential stream of lines, so a thread that walks its tiles in order reads memory at full speed. Both
 // activation planes use a weight while it is in a register: with eight rows that makes sixteen products for each one
@@ -94,37 +94,6 @@ static void grouped_tile(const Matrix& w, const Activations& a, int row, int til
   for (int m = 0; m < M; ++m) store(out + m * ld_out, result[m]);
 }
 
-INLINE void dot_bf16(Vec& sum, __m512i weights, const uint16_t* activations) {
-  typedef int32_t __attribute__((may_alias)) word;
-  __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*reinterpret_cast<const word*>(activations)));
-}
-
-template <int M>
-static void bf16_tile(const Matrix& w, const Activations& a, int row, int tile, float* out, ptrdiff_t ld_out) {
-  const int lines = w.k_padded / 2;
-  const uint8_t* line = w.lines + static_cast<size_t>(tile) * lines * 64;
-  const uint16_t* hi = a.bf_hi + static_cast<size_t>(row) * a.k_padded;
-  const uint16_t* lo = a.bf_lo + static_cast<size_t>(row) * a.k_padded;
-  Vec high[M], low[M];
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) high[m] = low[m] = zero();
-#pragma GCC unroll 2
-  for (int i = 0; i < lines; ++i) {
-    __builtin_prefetch(line + kAhead, 0, 3);
-    const __m512i v = _mm512_load_si512(line);
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-      dot_bf16(high[m], v, hi + m * 2);
-      dot_bf16(low[m], v, lo + m * 2);
-    }
-    line += 64;
-    hi += 2 * M;
-    lo += 2 * M;
-  }
-#pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) store(out + m * ld_out, add(high[m], low[m]));
-}
-
 template <int M>
 static void block_tile(const Matrix& w, const Activations& a, int row, int tile, float* out, ptrdiff_t ld_out) {
   switch (w.kind) {
@@ -137,7 +106,7 @@ static void block_tile(const Matrix& w, const Activations& a, int row, int tile,
     case kInt8Min:
       return grouped_tile<kInt8Min, M>(w, a, row, tile, out, ld_out);
     case kBf16:
-      return bf16_tile<M>(w, a, row, tile, out, ld_out);
+      return;  // matmul_bf16
   }
 }
 
@@ -153,9 +122,8 @@ constexpr size_t kResident = size_t{256} << 10;  // bytes of tiles that stay in 
 
 static void matmul(const Matrix& w, const Activations& a, int tile_begin, int tile_end, float* out, ptrdiff_t ld_out,
                    void*) {
-  const size_t tile_bytes = static_cast<size_t>(w.k_padded) * (w.kind == kBf16                         ? 32
-                                                               : w.kind == kInt8 || w.kind == kInt8Min ? 16
-                                                                                                       : 8);
+  if (w.kind == kBf16) return matmul_bf16(w, a, tile_begin, tile_end, out, ld_out);
+  const size_t tile_bytes = static_cast<size_t>(w.k_padded) * (w.kind == kInt8 || w.kind == kInt8Min ? 16 : 8);
   const int at_once = tile_bytes < kResident ? static_cast<int>(kResident / tile_bytes) : 1;
   for (int begin = tile_begin; begin < tile_end; begin += at_once) {
     const int end = begin + at_once < tile_end ? begin + at_once : tile_end;

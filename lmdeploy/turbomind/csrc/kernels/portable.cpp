@@ -112,7 +112,7 @@ void bf16_tile(const Matrix& w, const Activations& a, int tile, int row, float* 
   float result[kTile] = {};
   for (int k = 0; k < w.k_padded; ++k) {
     const size_t at = plane_index(a, row, k, 2);
-    const float value = bf16_to_float(a.bf_hi[at]) + bf16_to_float(a.bf_lo[at]);
+    const float value = bf16_to_float(a.bf_hi[at]) + (a.bf_lo ? bf16_to_float(a.bf_lo[at]) : 0);
     for (int c = 0; c < kTile; ++c) result[c] += bf16_at(w, tile * kTile + c, k) * value;
   }
   memcpy(out, result, sizeof result);
@@ -167,7 +167,7 @@ void prepare(const float* x, const Activations& a, int row, int k_begin, int cou
       const uint16_t high = float_to_bf16(value);
       const size_t at = plane_index(a, row, k, 2);
       a.bf_hi[at] = high;
-      a.bf_lo[at] = float_to_bf16(value - bf16_to_float(high));
+      if (a.bf_lo) a.bf_lo[at] = float_to_bf16(value - bf16_to_float(high));
     }
 }
 
@@ -327,9 +327,13 @@ float max(const float* x, int n, int32_t* index) {
   return x[best];
 }
 
-double sum_exp(const float* x, int n, float max, float scale) {
+double sum_exp(const float* x, int n, float max, float scale, float* y) {
   double sum = 0;
-  for (int i = 0; i < n; ++i) sum += double(expf((x[i] - max) * scale));
+  for (int i = 0; i < n; ++i) {
+    const float e = expf((x[i] - max) * scale);
+    if (y != nullptr) y[i] = e;
+    sum += double(e);
+  }
   return sum;
 }
 
@@ -343,10 +347,27 @@ int collect(const float* x, int n, float threshold, int32_t* index, int limit) {
   return count;
 }
 
+void block_max(const float* x, int n, int size, float* y) {
+  for (int begin = 0; begin < n; begin += size, ++y) {
+    *y = x[begin];
+    for (int i = begin; i < n && i < begin + size; ++i) *y = x[i] > *y ? x[i] : *y;
+  }
+}
+
+bool finish_logits(float* x, int n, float scale, float softcap) {
+  bool finite = true;
+  for (int i = 0; i < n; ++i) {
+    x[i] *= scale;
+    finite = finite && std::isfinite(x[i]);
+    if (softcap > 0) x[i] = softcap * tanhf(x[i] / softcap);
+  }
+  return finite;
+}
+
 const KernelTable table = {
-    "portable",    matmul,   matmul_scratch_bytes, prepare,  gather_row, rms_norm, rope, silu_mul,
-    gelu_tanh_mul, gelu_mul, add_scaled,           store_kv, attend,     merge,    max,  sum_exp,
-    collect};
+    "portable",    matmul,    matmul_scratch_bytes, prepare,  gather_row, rms_norm, rope, silu_mul,
+    gelu_tanh_mul, gelu_mul,  add_scaled,           store_kv, attend,     merge,    max,  sum_exp,
+    collect,       block_max, finish_logits};
 
 }  // namespace portable
 

@@ -138,7 +138,7 @@ static void prepare_bf16(const float* x, int count, const Activations& a, int ro
     for (int i = 0; i < pairs; ++i) {
       const size_t at = block + static_cast<size_t>(k / 2 + i) * 2 * m;
       __builtin_memcpy(a.bf_hi + at, &hi[i], 4);
-      __builtin_memcpy(a.bf_lo + at, &lo[i], 4);
+      if (a.bf_lo) __builtin_memcpy(a.bf_lo + at, &lo[i], 4);
     }
   }
 }
@@ -210,13 +210,16 @@ static float max(const float* x, int n, int32_t* index) {
   return value;
 }
 
-static double sum_exp(const float* x, int n, float max, float scale) {
+static double sum_exp(const float* x, int n, float max, float scale, float* y) {
   const Vec shift = splat(max), factor = splat(scale);
   Doubles sum = zero_doubles();
   for (int i = 0; i < n; i += 16) {
     const int left = n - i < 16 ? n - i : 16;
     const Vec v = left < 16 ? load_n(x + i, left) : load(x + i);
-    sum = add_doubles(sum, keep(exp(mul(sub(v, shift), factor)), 0, left, zero()));
+    const Vec e = keep(exp(mul(sub(v, shift), factor)), 0, left, zero());
+    sum = add_doubles(sum, e);
+    if (y && left == 16) store(y + i, e);
+    if (y && left < 16) store_n(y + i, e, left);
   }
   return reduce_doubles(sum);
 }
@@ -233,4 +236,39 @@ static int collect(const float* x, int n, float threshold, int32_t* index, int l
     }
   }
   return count;
+}
+
+static void block_max(const float* x, int n, int size, float* y) {
+  for (int begin = 0; begin < n; begin += size) {
+    const int end = begin + size < n ? begin + size : n;
+    Vec largest = splat(-kInfinity);
+    for (int i = begin; i < end; i += 16) {
+      const int left = end - i;
+      largest = max(largest, left < 16 ? keep(load_n(x + i, left), 0, left, largest) : load(x + i));
+    }
+    *y++ = reduce_max(largest);
+  }
+}
+
+// cap * tanh(s / cap), tanh(t) = 1 - 2 / (exp(2 t) + 1)
+INLINE Vec capped(Vec score, float softcap) {
+  const Vec e = exp(mul(score, splat(2.0f / softcap)));
+  return mul(splat(softcap), sub(splat(1.0f), div(splat(2.0f), add(e, splat(1.0f)))));
+}
+
+static bool finish_logits(float* x, int n, float scale, float softcap) {
+  const Vec factor = splat(scale), infinity = splat(kInfinity);
+  uint32_t bad = 0;
+  for (int i = 0; i < n; i += 16) {
+    const int left = n - i;
+    const Vec v = mul(left < 16 ? load_n(x + i, left) : load(x + i), factor);
+    bad |= mask_not_less(abs(v), infinity);
+    if (scale == 1 && softcap == 0) continue;
+    const Vec y = softcap > 0 ? capped(v, softcap) : v;
+    if (left < 16)
+      store_n(x + i, y, left);
+    else
+      store(x + i, y);
+  }
+  return bad == 0;
 }

@@ -47,7 +47,7 @@ struct Matrix {
 // Rows of activations prepared for a matmul. Row r lives in block r / 8; a block with m rows (8, or the rest in the
 // last one) holds [k / 4][m][4] int8 values (bf16: [k / 2][m][2]) and starts at value (r / 8) * 8 * k_padded.
 //   int8 planes: a = scale * (128 * hi + lo), scale = absmax / 16256, per row and group of `group` inputs
-//   bf16 planes: a = bf_hi + bf_lo
+//   bf16 planes: a = bf_hi + bf_lo, or a = bf_hi alone when bf_lo is null
 // Which planes are present follows from the weight kinds that will read them; absent ones are null.
 struct Activations {
   int32_t rows, k, k_padded;
@@ -120,9 +120,15 @@ struct KernelTable {
 
   // Sampling helpers over n logits.
   float (*max)(const float* x, int n, int32_t* index);  // first index of the largest; NaN anywhere gives NaN
-  double (*sum_exp)(const float* x, int n, float max, float scale);  // sum of exp((x - max) * scale)
+  // Sum of y[i] = exp((x[i] - max) * scale); y may be null.
+  double (*sum_exp)(const float* x, int n, float max, float scale, float* y);
   // Indices with x >= threshold, ascending, at most `limit`; returns how many there are in all.
   int (*collect)(const float* x, int n, float threshold, int32_t* index, int limit);
+  // y[i] = the largest of x[i * size, (i + 1) * size), which ends at n; size is a multiple of 16.
+  void (*block_max)(const float* x, int n, int size, float* y);
+  // Logits before sampling, in place: x = softcap * tanh(scale * x / softcap), or scale * x when softcap is 0. Returns
+  // whether all of scale * x is finite: a cap would hide infinity.
+  bool (*finish_logits)(float* x, int n, float scale, float softcap);
 };
 
 const KernelTable& portable_table();

@@ -1,0 +1,1 @@
+"""What benchmarks share: statistics, the load of others, rows, records, tables, the chart."""

@@ -1,0 +1,84 @@
+"""The targets of the comparison and whether a run met them. One without a figure is neither."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from measure.results import Ratio, Results
+from measure.rows import FEW, MODELS, OURS, Case
+from measure.statistics import geometric_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`value` is None where the run has no figure for it."""
+
+    what: str
+    bound: float
+    at_least: bool
+    value: float | None
+    interval: tuple[float, float] | None = None
+
+    @property
+    def verdict(self) -> str:
+        if self.value is None:
+            return "not measured"
+        met = self.value >= self.bound if self.at_least else self.value <= self.bound
+        return "met" if met else "missed"
+
+
+def _of(what: str, bound: float, ratio: Ratio | None, at_least: bool = True) -> Target:
+    if ratio is None:
+        return Target(what, bound, at_least, None)
+    return Target(what, bound, at_least, ratio.value, (ratio.low, ratio.high))
+
+
+def targets(results: Results) -> list[Target]:
+    return [*_limits(results), *_peers(results), *_accuracies(results)]
+
+
+def _limits(results: Results) -> Iterator[Target]:
+    for model, case in results.rows():
+        if case.name == "decode1":
+            bound = 1.3 if model == "135m" else 1.1
+            ratio = results.to_limit(model, case, "auto")
+            yield _of(f"{model} decode, 1 sequence, auto: time / time to read", bound, ratio, at_least=False)
+        elif model == "1b" and not case.decodes:
+            what = f"1b prefill {case.prompt}"
+            yield _of(f"{what}, fast: share of the int8 peak", 0.7, results.to_limit(model, case, "fast"))
+            exact = results.to_limit(model, case, "exact")
+            yield _of(f"{what}, exact: share of half the int8 peak", 0.75, exact)
+
+
+def _peers(results: Results) -> Iterator[Target]:
+    ratios = []
+    for model, case in results.rows():
+        ratio = results.to_peer(model, case, "fast")
+        yield _of(f"{model} {case.name}, fast: speed / fastest peer", 1.0, ratio)
+        if ratio is not None and model not in FEW:
+            ratios.append(ratio.value)
+    mean = geometric_mean(ratios) if ratios else None
+    yield Target(
+        f"geometric mean of {len(ratios)} rows up to {MODELS[-2]}, fast / fastest peer", 1.5, True, mean
+    )
+    for model, case in results.rows():
+        if case.decodes:
+            ratio = results.to_peer(model, case, "auto")
+            yield _of(f"{model} {case.name}, auto: speed / fastest peer", 1.0, ratio)
+
+
+def _accuracies(results: Results) -> Iterator[Target]:
+    for accuracy, bound in (("auto", 0.75), ("exact", 0.45)):
+        worst, where = _worst(
+            results, lambda m, c, a=accuracy: results.ratio(m, c, f"{OURS} {a}", f"{OURS} fast")
+        )
+        yield _of(f"{accuracy}: speed / fast, least of all rows{where}", bound, worst)
+
+
+def _worst(results: Results, ratio: Callable[[str, Case], Ratio | None]) -> tuple[Ratio | None, str]:
+    found = [(r.value, f" ({m} {c.name})", r) for m, c in results.rows() if (r := ratio(m, c)) is not None]
+    if not found:
+        return None, ""
+    _, where, least = min(found, key=lambda x: x[0])
+    return least, where

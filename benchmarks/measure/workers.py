@@ -1,0 +1,172 @@
+"""Engines as processes that stay loaded between turns, as far as memory allows.
+
+Knows the protocol of peers/protocol.py and how each peer's worker is started; measures nothing itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from measure.rows import OURS, Case, Side
+
+PEERS = Path(__file__).resolve().parents[1] / "peers"
+
+
+class WorkerError(Exception):
+    """A side could not start or measure; the message is for the result table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Where peers and models are: what peers/setup.py writes."""
+
+    models: Path
+    peers: dict[str, dict[str, str]]
+
+    def command(self, side: Side, model: str, threads: int) -> list[str]:
+        """WorkerError when the peer or the model's form is not there."""
+        path = self.models / f"{model}-{side.form}"
+        if not path.exists():
+            raise WorkerError(f"{path} is missing: benchmarks/peers/setup.py makes it")
+        if side.engine == OURS:
+            worker = [sys.executable, str(PEERS / "lmdeploy_worker.py")]
+            return [*worker, str(path), str(threads), side.variant]
+        if side.engine not in self.peers:
+            raise WorkerError(f"{side.engine} is not installed: benchmarks/peers/setup.py does it")
+        place = self.peers[side.engine]
+        if side.engine == "llama.cpp":
+            worker = [sys.executable, str(PEERS / "llamacpp_worker.py"), place["bin"]]
+        else:
+            worker = [place["python"], str(PEERS / f"{side.engine}_worker.py")]
+        return [*worker, str(path), str(threads)]
+
+
+class Worker:
+    """One process. `ask` waits for its answer."""
+
+    def __init__(self, command: list[str], log: Path, start_seconds: float) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log
+        with log.open("a") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        self._answers: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+        try:
+            self.facts: dict[str, Any] = self._next(start_seconds)["ready"]
+        except WorkerError:
+            self.close()
+            raise
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(line)
+        self._answers.put("")
+
+    def _next(self, seconds: float) -> dict[str, Any]:
+        try:
+            line = self._answers.get(timeout=seconds)
+        except queue.Empty:
+            self.close()
+            raise WorkerError(f"no answer within {seconds:.0f} s") from None
+        if not line:
+            raise WorkerError(f"the process ended: {last_line(self._log)}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise WorkerError(answer["error"])
+        return answer
+
+    def ask(self, case: Case, seconds: float) -> dict[str, Any]:
+        request = {"sequences": case.sequences, "prompt": case.prompt, "new": case.new}
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkerError(f"the process ended: {last_line(self._log)}") from None
+        return self._next(seconds)
+
+    def set_niceness(self, value: int) -> None:
+        """Of every thread it has now; those it starts later inherit it.
+
+        Where Linux groups processes by session, niceness counts within a session only, so that of the
+        group (it has its own session) is set too.
+        """
+        group = Path(f"/proc/{self._process.pid}/autogroup")
+        if group.exists():
+            group.write_text(str(value))
+        for task in Path(f"/proc/{self._process.pid}/task").iterdir():
+            os.setpriority(os.PRIO_PROCESS, int(task.name), value)
+
+    def resident_bytes(self) -> int:
+        try:
+            fields = Path(f"/proc/{self._process.pid}/statm").read_text().split()
+        except OSError:
+            return 0
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None and not stream.closed:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+
+def last_line(log: Path) -> str:
+    """Of what a process wrote, without the noise of tracebacks."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it said nothing"
+
+
+class Pool:
+    """Workers of one model, the least recently used closed first when together they hold too much."""
+
+    def __init__(self, setup: Setup, threads: int, memory: int, logs: Path, start_seconds: float) -> None:
+        self._setup, self._threads, self._memory = setup, threads, memory
+        self._logs, self._start_seconds = logs, start_seconds
+        self._workers: dict[tuple[str, Side], Worker] = {}
+
+    def get(self, model: str, side: Side) -> Worker:
+        """Loaded and ready. WorkerError when it cannot be."""
+        key = (model, side)
+        if key in self._workers:
+            worker = self._workers.pop(key)
+        else:
+            command = self._setup.command(side, model, self._threads)
+            self._shrink()
+            log = self._logs / f"{model}-{side.name.replace(' ', '-')}.log"
+            worker = Worker(command, log, self._start_seconds)
+        self._workers[key] = worker  # last: most recently used
+        return worker
+
+    def _shrink(self) -> None:
+        while self._workers and sum(w.resident_bytes() for w in self._workers.values()) > self._memory:
+            self.drop(*next(iter(self._workers)))
+
+    def drop(self, model: str, side: Side) -> None:
+        worker = self._workers.pop((model, side), None)
+        if worker is not None:
+            worker.close()
+
+    def close(self) -> None:
+        for key in list(self._workers):
+            self.drop(*key)

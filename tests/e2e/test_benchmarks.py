@@ -1,0 +1,51 @@
+"""The smallest selection of each benchmark runs, without any peer: so that none is broken unseen."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from demo_model import demo_gguf
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def output(script: str, *arguments: object) -> str:
+    command = [sys.executable, str(BENCHMARKS / script), *(str(x) for x in arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def demo_folder(tmp_path: Path) -> Path:
+    """A folder of models as bench_native.py looks for them."""
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "135m-q4_0").symlink_to(demo_gguf().parent)
+    return models
+
+
+def test_bench_native_measures_resumes_and_names_what_is_missing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["--model-dir", demo_folder(tmp_path), "--out", out, "--rounds", 1]
+    row = ["--models", "135m", "--rows", "prefill512", "--sides", "lmdeploy auto", "llama.cpp Q4_K_M"]
+    text = output("bench_native.py", *options, *row)
+    assert "of the int8 peak" not in text  # that is asked of another model
+    assert "| lmdeploy auto | " in text
+    assert "llama.cpp Q4_K_M: failed: " in text and "setup.py makes it" in text
+    results = json.loads((out / "results.json").read_text())
+    assert results["rows"][0]["turns"][0]["prefill"] > 0
+    again = output("bench_native.py", *options, *row)
+    assert "lmdeploy auto: " not in again  # nothing is measured twice
+    assert (out / "chart.svg").read_text().startswith("<svg")
+
+
+def test_engine_overhead(tmp_path: Path) -> None:
+    assert "| 1 x 512 |" in output("engine_overhead.py", "--steps", 20)
+
+
+def test_profile_step() -> None:
+    text = output("profile_step.py", "--decode", 1, "--context", 32, "--prefill", 0, "--steps", 4)
+    assert "decode, 1 sequences" in text
