@@ -218,7 +218,7 @@ def test_orders_that_differ_under_one_input_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["gptq", "compressed-tensors"])
 def test_orders_that_differ_take_the_other_engine(form: str, tmp_path: Path) -> None:
-    """Known before any weight is read; its logits are right (test_the_other_executor...)."""
+    """Known before any weight is read; its logits are right."""
 
     def quantise(name: str, n: int, k: int, seed: int) -> tuple[q.Parts, q.Array]:
         matrix = q.random_matrix(n, k, 64, seed=seed, least_zero=1)
