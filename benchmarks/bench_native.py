@@ -14,12 +14,14 @@ import argparse
 import contextlib
 import fcntl
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from measure.extras import EXTRAS, run_extras
 from measure.machine import processor
 from measure.records import Key, Records
 from measure.report import write_report
@@ -154,6 +156,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rows", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--sides", nargs="+", help="such as 'lmdeploy auto'; default: all that are installed")
+    parser.add_argument("--extras", nargs="*", choices=EXTRAS, default=list(EXTRAS), help="other benchmarks")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory", type=float, default=12.0, help="GB that loaded engines may hold together")
@@ -167,6 +170,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; the same command goes on from here"))
     file = args.out / "records.jsonl"
     if args.fresh:
         file.unlink(missing_ok=True)
@@ -177,6 +181,7 @@ def main() -> None:
         head = {"processor": processor(), "threads": args.threads, "date": time.strftime("%Y-%m-%d %H:%M")}
         records.add({"kind": "run", **head, "accuracies": ACCURACIES})
         Run(args, setup, records).all_rows()
+        run_extras(args.extras, records, setup.models, args)
     print(write_report(records, args.out))
 
 

@@ -14,7 +14,7 @@ import statistics
 import time
 from pathlib import Path
 
-from decode_single import demo_model
+from measure.demo import demo_model
 
 from lmdeploy.config import GenerationConfig, TurbomindEngineConfig
 from lmdeploy.engine.loop import Engine

@@ -21,6 +21,19 @@ def processor() -> str:
     return f"{name}, {len(os.sched_getaffinity(0))} cores"
 
 
+def renice(pid: int, value: int) -> None:
+    """Sets the niceness of every thread a process has now; those it starts later inherit it.
+
+    Where Linux groups processes by session, niceness counts within a session only, so that of its group is
+    set too: the process must have been started in a session of its own.
+    """
+    group = Path(f"/proc/{pid}/autogroup")
+    if group.exists():
+        group.write_text(str(value))
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        os.setpriority(os.PRIO_PROCESS, int(task.name), value)
+
+
 class Watch:
     """CPU seconds of this process and its ended children, and of everybody else, since creation."""
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from measure.chart import chart
+from measure.extras import last_extras, targets_of_extras
 from measure.records import Records
-from measure.results import Figure, Ratio, Results, accuracies_of
+from measure.results import Figure, Ratio, Results, variants_of
 from measure.rows import MODELS, OURS, Case
 from measure.statistics import median
 from measure.targets import Target, targets
@@ -17,9 +18,8 @@ from measure.targets import Target, targets
 def write_report(records: Records, out: Path) -> str:
     """Writes results.md, results.json and chart.svg into `out`; the Markdown is returned."""
     results = Results(records)
-    text = "\n\n".join(
-        part for part in (_head(records, results), *_tables(results), _failures(results)) if part
-    )
+    parts = (_head(records, results), *_tables(records, results), _failures(results), *_extras(records))
+    text = "\n\n".join(part for part in parts if part)
     out.mkdir(parents=True, exist_ok=True)
     for name, content in (
         ("results.md", text + "\n"),
@@ -57,8 +57,9 @@ def _head(records: Records, results: Results) -> str:
     return "\n".join(lines)
 
 
-def _tables(results: Results) -> list[str]:
-    return [_target_table(targets(results)), *(_speed_table(results, m) for m in MODELS if _has(results, m))]
+def _tables(records: Records, results: Results) -> list[str]:
+    found = [*targets(results), *targets_of_extras(records)]
+    return [_target_table(found), *(_speed_table(results, m) for m in MODELS if _has(results, m))]
 
 
 def _has(results: Results, model: str) -> bool:
@@ -86,10 +87,10 @@ def _speed_table(results: Results, model: str) -> str:
     for side in sorted(sides, key=lambda s: not s.startswith(f"{OURS} ")):
         cells = [_cell(results.figure(model, case, side)) for case in cases]
         lines.append(f"| {side} | " + " | ".join(cells) + " |")
-    for accuracy in accuracies_of(results):
+    for accuracy in variants_of(results, model):
         cells = [_ratio_cell(results, model, case, accuracy) for case in cases]
         lines.append(f"| {accuracy} / fastest peer | " + " | ".join(cells) + " |")
-    for accuracy in accuracies_of(results):
+    for accuracy in variants_of(results, model):
         limits = [results.to_limit(model, case, accuracy) for case in cases]
         cells = ["" if r is None else f"{r.value:.2f}" for r in limits]
         lines.append(f"| {accuracy} to the limit | " + " | ".join(cells) + " |")
@@ -117,17 +118,22 @@ def _failures(results: Results) -> str:
     return "\n".join(["Without a figure:", *lines]) if lines else ""
 
 
+def _extras(records: Records) -> list[str]:
+    """What the other benchmarks printed, or why they did not."""
+    parts = []
+    for record in last_extras(records).values():
+        said = record.get("text") or f"failed: {record['error']}"
+        parts.append(f"### {record['name']}\n\n`{record['command']}`\n\n{said.strip()}")
+    return parts
+
+
 def _plain(records: Records, results: Results) -> dict[str, Any]:
     rows = []
     for (model, case, side), turns in results.turns.items():
         rows.append({"model": model, "case": case, "side": side, "turns": turns})
     judged = [
         {"what": t.what, "bound": t.bound, "at_least": t.at_least, "value": t.value, "verdict": t.verdict}
-        for t in targets(results)
+        for t in [*targets(results), *targets_of_extras(records)]
     ]
-    return {
-        "runs": records.of_kind("run"),
-        "targets": judged,
-        "rows": rows,
-        "failures": records.of_kind("failure"),
-    }
+    kept = {kind: records.of_kind(kind) for kind in ("run", "failure", "extra")}
+    return {**kept, "targets": judged, "rows": rows}

@@ -77,20 +77,23 @@ class Results:
         peer = self.fastest_peer(model, case)
         return self.ratio(model, case, f"{OURS} {accuracy}", peer) if peer else None
 
-    def to_limit(self, model: str, case: Case, accuracy: str) -> Ratio | None:
+    def to_limit(self, model: str, case: Case, variant: str) -> Ratio | None:
         """Decode of one sequence: time over the time to read what must be read. Prefill: share of the peak.
 
-        The limit is that of the same turn. `exact` computes every product twice: its peak is half.
+        The limit is that of the same turn.
         """
-        turns = self.turns.get((model, case.name, f"{OURS} {accuracy}"), [])
-        values = [limit_ratio(case, r, planes=2 if accuracy == "exact" else 1) for r in turns]
+        turns = self.turns.get((model, case.name, f"{OURS} {variant}"), [])
+        values = [limit_ratio(case, r, variant) for r in turns]
         there = [v for v in values if v is not None]
         return Ratio.of(there) if there else None
 
 
-def limit_ratio(case: Case, record: Record, planes: int) -> float | None:
+def limit_ratio(case: Case, record: Record, variant: str) -> float | None:
+    """`exact` computes every product twice, so its peak is half; bf16 weights use the 16-bit dot product."""
     if case.name.startswith("prefill"):
-        return 2 * record["linear_parameters"] * record["prefill"] * planes / float(record["int8_peak"])
+        int8 = record["int8_peak"]
+        peak = {"exact": int8 / 2, "bf16": record["float_peak"]}.get(variant, int8)
+        return 2 * float(record["linear_parameters"]) * float(record["prefill"]) / float(peak)
     if case.sequences == 1:
         context = case.prompt + case.new / 2
         needed = (record["weight_bytes"] + context * record["kv_bytes"]) / record["read"]
@@ -98,6 +101,7 @@ def limit_ratio(case: Case, record: Record, planes: int) -> float | None:
     return None
 
 
-def accuracies_of(results: Results) -> list[str]:
-    there = {side for _, _, side in results.turns}
-    return [a for a in ACCURACIES if f"{OURS} {a}" in there]
+def variants_of(results: Results, model: str) -> list[str]:
+    """Of ours, that have a figure for the model."""
+    there = {side for m, _, side in results.turns if m == model}
+    return [v for v in (*ACCURACIES, "bf16") if f"{OURS} {v}" in there]

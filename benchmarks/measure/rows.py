@@ -56,6 +56,7 @@ class Side:
 SMALL = MODELS[:3]
 SIDES = (
     *(Side(OURS, accuracy, "q4_0") for accuracy in ACCURACIES),
+    Side(OURS, "bf16", "bf16", ("1b",)),  # unquantised weights
     Side("llama.cpp", "Q4_0", "q4_0"),
     Side("llama.cpp", "Q4_K_M", "q4_k_m"),
     Side("openvino", "int4", "openvino", SMALL),

@@ -49,6 +49,16 @@ def _limits(results: Results) -> Iterator[Target]:
             yield _of(f"{what}, fast: share of the int8 peak", 0.7, results.to_limit(model, case, "fast"))
             exact = results.to_limit(model, case, "exact")
             yield _of(f"{what}, exact: share of half the int8 peak", 0.75, exact)
+        if model == "1b" and case.name in ("decode1", "prefill512", "prefill2048"):
+            yield _bf16(results, case)
+
+
+def _bf16(results: Results, case: Case) -> Target:
+    ratio = results.to_limit("1b", case, "bf16")
+    if not case.decodes:
+        return _of(f"1b {case.name}, bf16 weights: share of the bf16 peak", 0.85, ratio)
+    inverse = None if ratio is None else Ratio(1 / ratio.value, 1 / ratio.high, 1 / ratio.low, ratio.pairs)
+    return _of(f"1b {case.name}, bf16 weights: share of read bandwidth", 0.95, inverse)
 
 
 def _peers(results: Results) -> Iterator[Target]:

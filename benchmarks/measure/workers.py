@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from measure.machine import renice
 from measure.rows import OURS, Case, Side
 
 PEERS = Path(__file__).resolve().parents[1] / "peers"
@@ -103,16 +104,7 @@ class Worker:
         return self._next(seconds)
 
     def set_niceness(self, value: int) -> None:
-        """Of every thread it has now; those it starts later inherit it.
-
-        Where Linux groups processes by session, niceness counts within a session only, so that of the
-        group (it has its own session) is set too.
-        """
-        group = Path(f"/proc/{self._process.pid}/autogroup")
-        if group.exists():
-            group.write_text(str(value))
-        for task in Path(f"/proc/{self._process.pid}/task").iterdir():
-            os.setpriority(os.PRIO_PROCESS, int(task.name), value)
+        renice(self._process.pid, value)
 
     def resident_bytes(self) -> int:
         try:

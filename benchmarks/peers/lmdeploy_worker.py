@@ -1,4 +1,6 @@
-"""Our engine in this process.  usage: lmdeploy_worker.py MODEL THREADS ACCURACY
+"""Our engine in this process.  usage: lmdeploy_worker.py MODEL THREADS VARIANT
+
+The variant is an accuracy; any other word leaves that at its default.
 
 Beside its speed it tells what the machine could do right then: each answer holds the read bandwidth and the
 dot-product peaks measured just before and after, and the bytes and products the work cannot do without.
@@ -17,22 +19,25 @@ SESSION, ROWS, CACHE_SHARE = 2304, 32, 0.04
 
 def load() -> tuple[Measure, dict[str, Any]]:
     import numpy as np
+    from measure.rows import ACCURACIES
 
     from lmdeploy import TurbomindEngineConfig, __version__
     from lmdeploy.engine.request import Request
-    from lmdeploy.errors import ConfigError
     from lmdeploy.models.registry import open_checkpoint
     from lmdeploy.runtime.build import build_engine
     from lmdeploy.runtime.resolve import resolve
     from lmdeploy.turbomind import _turbomind
 
-    path, threads, accuracy = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    options = {"session_len": SESSION, "max_batch_size": ROWS, "cache_max_entry_count": CACHE_SHARE}
-    if "accuracy" in TurbomindEngineConfig.__dataclass_fields__:
-        options["accuracy"] = accuracy
-    elif accuracy != "auto":
-        raise ConfigError(f"this version computes in one accuracy only, not in {accuracy!r}")
-    config = TurbomindEngineConfig(num_threads=threads, **options)
+    path, threads, variant = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    known = "accuracy" in TurbomindEngineConfig.__dataclass_fields__
+    options: dict[str, Any] = {"accuracy": variant} if known and variant in ACCURACIES else {}
+    config = TurbomindEngineConfig(
+        session_len=SESSION,
+        max_batch_size=ROWS,
+        cache_max_entry_count=CACHE_SHARE,
+        num_threads=threads,
+        **options,
+    )
     settled = resolve(path, config)
     engine = build_engine(settled)
     names = iter(range(1 << 60))

@@ -29,7 +29,7 @@ def demo_folder(tmp_path: Path) -> Path:
 
 def test_bench_native_measures_resumes_and_names_what_is_missing(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    options = ["--model-dir", demo_folder(tmp_path), "--out", out, "--rounds", 1]
+    options = ["--model-dir", demo_folder(tmp_path), "--out", out, "--rounds", 1, "--extras"]
     row = ["--models", "135m", "--rows", "prefill512", "--sides", "lmdeploy auto", "llama.cpp Q4_K_M"]
     text = output("bench_native.py", *options, *row)
     assert "of the int8 peak" not in text  # that is asked of another model
@@ -42,10 +42,34 @@ def test_bench_native_measures_resumes_and_names_what_is_missing(tmp_path: Path)
     assert (out / "chart.svg").read_text().startswith("<svg")
 
 
-def test_engine_overhead(tmp_path: Path) -> None:
-    assert "| 1 x 512 |" in output("engine_overhead.py", "--steps", 20)
+def test_engine_overhead() -> None:
+    text = output("engine_overhead.py", "--steps", 20, "--model", demo_gguf())
+    assert "| 1 x 512 |" in text and "| 64 | " in text
 
 
 def test_profile_step() -> None:
     text = output("profile_step.py", "--decode", 1, "--context", 32, "--prefill", 0, "--steps", 4)
     assert "decode, 1 sequences" in text
+
+
+def test_ab_compares_two_builds(tmp_path: Path) -> None:
+    """A command that takes no time in one build and sleeps in the other: the ratio is far from 1."""
+    builds = [tmp_path / "a", tmp_path / "b"]
+    for build, seconds in zip(builds, (0.0, 0.6), strict=True):
+        build.mkdir()
+        (build / "what.py").write_text(
+            f"import time\ntime.sleep({seconds})\nprint('figure', {1 + seconds})\n"
+        )
+    command = ["--", sys.executable, "-m", "what"]
+    text = output("ab.py", *builds, "--pairs", 5, "--what", "wall", *command)
+    assert text.strip().endswith("5 pairs: a difference")
+    text = output("ab.py", *builds, "--pairs", 5, "--pattern", r"figure ([0-9.]+)", *command)
+    assert "median 1.6000, 90 % interval 1.6000 to 1.6000" in text
+    same = output("ab.py", builds[0], builds[0], "--pairs", 2, "--pattern", "figure ([0-9.]+)", *command)
+    assert same.strip().endswith("no difference shown")
+
+
+def test_ab_names_a_command_that_fails(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "ab.py"), str(tmp_path), str(tmp_path), "--", "false"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "the command failed" in done.stderr

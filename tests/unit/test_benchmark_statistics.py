@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from measure.chart import chart
+from measure.extras import profile_tables, targets_of_extras
 from measure.machine import Watch
 from measure.records import Records
 from measure.report import write_report
@@ -88,11 +89,12 @@ LIMITS = {
 
 def test_limits_are_those_of_the_turn() -> None:
     decode = turn("lmdeploy auto", 0, decode=400.0, **LIMITS)
-    assert limit_ratio(CASES["decode1"], decode, 1) == pytest.approx(2.5e-3 / 2e-3)
+    assert limit_ratio(CASES["decode1"], decode, "auto") == pytest.approx(2.5e-3 / 2e-3)
     prefill = turn("lmdeploy fast", 0, prefill=300.0, **LIMITS)
-    assert limit_ratio(CASES["prefill512"], prefill, 1) == pytest.approx(0.6)
-    assert limit_ratio(CASES["prefill512"], prefill, 2) == pytest.approx(1.2)
-    assert limit_ratio(CASES["decode8"], decode, 1) is None
+    assert limit_ratio(CASES["prefill512"], prefill, "fast") == pytest.approx(0.6)
+    assert limit_ratio(CASES["prefill512"], prefill, "exact") == pytest.approx(1.2)
+    assert limit_ratio(CASES["prefill512"], prefill, "bf16") == pytest.approx(1.2)
+    assert limit_ratio(CASES["decode8"], decode, "auto") is None
 
 
 def written(path: Path, *records: dict[str, Any]) -> Records:
@@ -168,3 +170,42 @@ def test_watch_sees_its_own_work_as_its_own() -> None:
     sum(i * i for i in range(400_000))
     assert watch.own() > begin
     assert 0 <= watch.others() <= 1.5
+
+
+PROFILE = """
+### decode, 8 sequences, 1024 tokens each
+
+| operation | ms | share | MB | GOP | limit ms | ratio |
+|---|---|---|---|---|---|---|
+| qkv | 10.000 | 10.0% | 9.90 | 1.00 | 0.3 | 2.0 |
+| o | 10.000 | 10.0% | 9.90 | 1.00 | 0.3 | 2.0 |
+| gate_up | 20.000 | 20.0% | 9.90 | 4.00 | 0.3 | 2.0 |
+| down | 10.000 | 10.0% | 9.90 | 2.00 | 0.3 | 2.0 |
+| head | 10.000 | 10.0% | 9.90 | 2.00 | 0.3 | 2.0 |
+| barrier | 40.000 | 40.0% | 245 barriers | | | |
+| all | 100.000 | | | | 45.0 | 2.2 |
+
+read 60.0 GB/s of 100 MB; peaks int8 500, bfloat16 250, float 125 GOP/s; 2 threads, kernels avx512
+"""
+
+
+def test_targets_of_the_other_benchmarks(tmp_path: Path) -> None:
+    title, operations = next(iter(profile_tables(PROFILE)))
+    assert title == "decode, 8 sequences, 1024 tokens each"
+    assert operations["gate_up"] == {"ms": 20.0, "gop": 4.0} and operations["barrier"]["gop"] == 0
+    kl = {"fast": {"mean": 0.003}, "exact": {"mean": 0.00001}, "llama.cpp Q4_0 (yardstick)": {"mean": 0.002}}
+    records = written(
+        tmp_path / "r.jsonl",
+        {"kind": "extra", "name": "profile of 1b", "text": PROFILE},
+        {"kind": "extra", "name": "accuracy", "figures": kl},
+        {"kind": "extra", "name": "host overhead", "figures": {"1": 0.05}},
+        {"kind": "extra", "name": "host overhead", "figures": {"1": 0.01, "64": 0.04}},
+    )
+    found = {t.what: (t.value, t.verdict) for t in targets_of_extras(records)}
+    assert found["mean KL to float32, fast: multiple of llama.cpp's Q4_0"] == (pytest.approx(1.5), "met")
+    assert found["mean KL to float32, auto: multiple of llama.cpp's Q4_0"] == (None, "not measured")
+    assert found["mean KL to float32, exact: multiple of llama.cpp's Q4_0"][1] == "met"
+    assert [verdict for what, (_, verdict) in found.items() if "in Python" in what] == ["met", "missed"]
+    eight = "1b decode, 8 sequences, 1024 tokens each"
+    assert found[f"{eight}: products, share of the int8 peak"] == (pytest.approx(10 / 0.06 / 500), "missed")
+    assert found[f"{eight}: share of attention and all the rest"] == (pytest.approx(0.4), "missed")
