@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,7 @@ class Packed:
 
 def is_packed(path: str | Path) -> bool:
     """Whether a path is a folder in packed form, sound or not."""
-    return (Path(path) / MANIFEST).is_file() or (Path(path) / WEIGHTS).is_file()
+    return any(os.path.isfile(Path(path) / name) for name in (MANIFEST, WEIGHTS))
 
 
 def open_packed(path: str | Path, model_format: str | None) -> Checkpoint:

@@ -134,8 +134,10 @@ def _check_format(files: ModelFiles, model_format: str | None, found: str) -> No
             f"{files.path}: model_format {model_format!r} cannot be read (readable: {readable}); the"
             f" files are {found!r}."
         )
+    beside = sorted(files.path.glob("*.gguf")) if model_format == "gguf" else []
+    remedy = f"give the path of {beside[0].name}" if beside else "leave it out"
     raise ModelError(
-        f"{files.path}: model_format is {model_format!r}, but the files are {found!r}; leave it out."
+        f"{files.path}: model_format is {model_format!r}, but the files are {found!r}; {remedy}."
     )
 
 
@@ -143,18 +145,41 @@ def _hf_spec(files: ModelFiles) -> tuple[Family, ModelSpec, Scheme | None, str |
     """Family, spec, number format, and the architecture of the whole where that is more than a text model."""
     config = read_json(files.path / "config.json")
     source = str(files.path / "config.json")
-    architectures = config.get("architectures")
-    name = architectures[0] if isinstance(architectures, list) and architectures else None
-    if not isinstance(name, str) or name not in _BY_HF | _BY_WHOLE:
-        raise _unsupported(source, name, _BY_HF | _BY_WHOLE)
     fields = Fields(config, source)
+    name = _architecture(fields)
     whole = name if name in _BY_WHOLE else None
     if whole is not None:
         fields = _text_config(fields, name)
     family = (_BY_HF | _BY_WHOLE)[name]
+    _check_model_type(fields, family, name)
     spec = family.from_hf(fields)
     fields.refuse_unread()
     return family, spec, _scheme(files, config, source), whole
+
+
+def _architecture(fields: Fields) -> str:
+    """The first of `architectures`; ModelError when no family answers to it."""
+    names, known = fields.get("architectures"), _BY_HF | _BY_WHOLE
+    if names is not None and not isinstance(names, list):
+        raise fields.fail("architectures", f"is {shown(names)}; a list of names is expected")
+    name = names[0] if names else None
+    if isinstance(name, str) and name in known:
+        return name
+    error = _unsupported(fields.source, name, known)
+    if not isinstance(fields.get("text_config"), dict):
+        raise error
+    whole = ", ".join(sorted(_BY_WHOLE))
+    raise ModelError(
+        f"{error.message} The language model that text_config describes is read as a part of {whole} only."
+    )
+
+
+def _check_model_type(fields: Fields, family: Family, name: str) -> None:
+    """transformers goes by model_type: it must not mean another family. Names of no family say nothing."""
+    kind = fields.get("model_type")
+    kind = kind.removesuffix("_text") if isinstance(kind, str) else kind
+    if kind != family.name and any(kind == other.name for other in FAMILIES):
+        raise fields.fail("model_type", f"is {shown(kind)}, but architectures says {name!r}; one is wrong")
 
 
 def _scheme(files: ModelFiles, config: dict[str, Any], source: str) -> Scheme | None:

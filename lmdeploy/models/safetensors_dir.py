@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import TensorInfo
-from lmdeploy.models.files import is_there, read_json
+from lmdeploy.models.files import check_readable, is_there, read_json
 from lmdeploy.models.formats.gguf_blocks import TensorKind
 from lmdeploy.models.formats.module import Header
 from lmdeploy.quant.tensors import Tensor
@@ -59,6 +59,7 @@ class SafetensorsStore:
     def _open(self, shard: Path, expected: set[str] | None) -> None:
         if not is_there(shard):
             raise ModelError(f"{shard}: a weight file that {_INDEX} names is missing; fetch the model again.")
+        check_readable(shard)
         try:
             handle: Any = safe_open(str(shard), framework="np")
         except (SafetensorError, OSError) as error:

@@ -17,7 +17,7 @@ from lmdeploy.config import DEFAULT_MAX_BATCH_SIZE, NATIVE_DTYPES, EngineConfig
 from lmdeploy.engine.executor import Limits
 from lmdeploy.errors import CapacityError, ConfigError, ModelError
 from lmdeploy.models.checkpoint import Checkpoint
-from lmdeploy.models.hub import resolve_model_path
+from lmdeploy.models.hub import model_name, resolve_model_path
 from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.models.spec import ModelSpec
 from lmdeploy.pytorch.plan import torch_plan
@@ -316,7 +316,7 @@ def plan_table(config: RuntimeConfig) -> str:
     ]
     return "\n".join(
         [
-            f"model      {Path(config.model_path).name} ({config.family})",
+            f"model      {model_name(config.model_path)} ({config.family})",
             f"engine     {config.engine}",
             *(f"{name:<10} {value:>9}  {more}".rstrip() for name, value, more in rows),
             f"a token    {size(plan.kv_per_token)} of KV cache",

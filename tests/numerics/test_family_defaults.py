@@ -91,7 +91,7 @@ def test_internlm2_has_biases_unless_it_says_otherwise(tmp_path: Path) -> None:
     config = completed("Llama", SIZES)
     for key in ("attention_bias", "mlp_bias"):
         del config[key]
-    config["architectures"] = ["InternLM2ForCausalLM"]
+    config |= {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2"}
     for given, biased in (({}, True), ({"bias": False}, False)):
         attention = spec_of(tmp_path, {**config, **given}).layers[0].attention
         assert (attention.qkv_bias, attention.out_bias) == (biased, biased)

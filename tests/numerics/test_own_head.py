@@ -54,6 +54,7 @@ def test_the_head_has_the_name_of_its_family(tmp_path: Path) -> None:
     model = tiny("Llama", tie_word_embeddings=True)
     tensors = fused_wqkv({**bfloat16(model), "lm_head.weight": other_head().astype(np.float32)}, model.config)
     config = {**config_of(model), "architectures": ["InternLM2ForCausalLM"], "bias": False}
+    config["model_type"] = "internlm2"
     for key in ("attention_bias", "mlp_bias"):
         del config[key]
     checkpoint = open_checkpoint(write_hf(tmp_path, config, tensors))

@@ -27,8 +27,9 @@ SIZES = {**CONFIG, "max_position_embeddings": 256}
 
 
 def written(path: Path, **config: Any) -> Path:
-    del_theta = {k: v for k, v in SIZES.items() if k != "rope_theta"}
-    (path / "config.json").write_text(json.dumps({**del_theta, **config}))
+    other = "architectures" in config
+    kept = {k: v for k, v in SIZES.items() if k != "rope_theta" and not (other and k == "model_type")}
+    (path / "config.json").write_text(json.dumps({**kept, **config}))
     return path
 
 
