@@ -22,7 +22,7 @@ _FIRST_RATE = 0.5  # before anything is known
 _STEP_OF_RATE = 0.1  # how fast the rate of a sequence follows what comes of its drafts
 _STEP_OF_PRIOR = 0.02  # the same for the rate that new sequences begin with
 _PLAIN_EVERY = 32  # steps after which one goes without drafts, so that its cost is known
-_DEAREST_DRAFTING = 4.0  # steps: a draft model that reads a whole prompt does so once
+_DEAREST_READING = 1.0  # steps: a draft model that reads a prompt does so once, like the first model
 _LEAST_COST = 0.005  # of a draft, relative to a step; a measured nothing would make useless drafts free
 _DEAR = StepCost((1, 2), (1.0, 1.1))  # when nothing is known: a tenth of a step for each draft
 
@@ -77,13 +77,13 @@ class AdaptivePolicy:
         self._account = _FIRST_ACCOUNT  # in steps without drafts
         self._steps = 0
         self._rows = 1  # of the step in progress
-        self._depth = 0  # its longest draft
-        self._depth_cost = 0.0  # of finding drafts one token further, in steps without
+        self._depth_costs: deque[float] = deque(maxlen=7)
+        self._depth_cost = 0.0  # their median: of finding drafts one token further, in steps without
 
     def ready(self, num_rows: int) -> bool:
         """Not while the account is empty, in one step out of many, or before a plain step was measured."""
         self._steps += 1
-        self._rows, self._depth = num_rows, 0
+        self._rows = num_rows
         if self._account < _FIRST_ACCOUNT:
             self._account += _SHARE
         known = not self._costs.measured or self._costs.plain(num_rows) > 0
@@ -107,7 +107,6 @@ class AdaptivePolicy:
         lengths = [0] * len(leads)
         for _, at, _ in chances[:best]:
             lengths[-at] += 1
-        self._depth = max(lengths)
         return lengths
 
     def settle(self, lead: Lead, drafted: int, accepted: int) -> None:
@@ -118,15 +117,17 @@ class AdaptivePolicy:
             self._priors[lead.kind] += _STEP_OF_PRIOR * (right - self._priors[lead.kind])
         self._pay(-accepted / self._rows)
 
-    def measure(self, num_rows: int, num_tokens: int, drafting: float, computing: float) -> None:
+    def measure(
+        self, num_rows: int, num_drafts: int, deepest: int, drafting: float, computing: float
+    ) -> None:
         """Costs of the step that has just run."""
-        self._costs.measure(num_rows, num_tokens - num_rows, computing)
+        self._costs.measure(num_rows, num_drafts, computing)
         plain = self._costs.plain(num_rows)
         if plain:
-            self._pay(min(drafting / plain, _DEAREST_DRAFTING))
-            if self._depth:
-                seen = min(drafting / plain / self._depth, 2 * self._depth_cost + 0.01)
-                self._depth_cost += _STEP_OF_RATE * (seen - self._depth_cost)
+            self._pay(min(drafting / plain, _MOST_SAVED if deepest else _DEAREST_READING))
+            if deepest:
+                self._depth_costs.append(drafting / plain / deepest)
+                self._depth_cost = sorted(self._depth_costs)[len(self._depth_costs) // 2]
 
     def _pay(self, steps: float) -> None:
         self._account = min(self._account - steps, _MOST_SAVED)

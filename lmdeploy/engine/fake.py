@@ -35,6 +35,7 @@ class FakeExecutor:
 
     `script`: the tokens drawn at positions 0, 1, ... of every request; beyond it they are hashed.
     `poison_id`: a sequence with this token yields non-finite samples from there on.
+    `rewrites`: tokens may be computed again in other words, as by a draft model whose drafts were wrong.
     `on_step` sees each batch first; it may sleep, record or raise.
     """
 
@@ -46,6 +47,7 @@ class FakeExecutor:
     max_logprobs: int = 20
     script: tuple[int, ...] = ()
     poison_id: int = -1
+    rewrites: bool = False
     on_step: Callable[[Batch], None] | None = None
 
     def __post_init__(self) -> None:
@@ -113,7 +115,7 @@ class FakeExecutor:
             value = _POISON if poisoned else _mix(value ^ _mix(token)) | 1
             self._values[block, slot] = value
             self._filled[block] = slot + 1
-            if position < context + len(tokens) - drafts:
+            if position < context + len(tokens) - drafts and not self.rewrites:
                 self._firm[block] = slot + 1
             elif slot == 0:
                 self._firm[block] = 0

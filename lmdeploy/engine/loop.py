@@ -112,6 +112,12 @@ class Engine:
         self._totals.computed_tokens += batch.num_tokens
         return events + self._commit(rows, result)
 
+    def close(self) -> None:
+        """Free executor and draft model; further calls are errors."""
+        self.executor.close()
+        if self._speculation is not None:
+            self._speculation.close()
+
     def stats(self) -> StepStats:
         pool = self._cache.pool
         return StepStats(

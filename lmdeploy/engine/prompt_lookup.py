@@ -63,3 +63,6 @@ class PromptLookup:
 
     def forget(self, seq: Sequence) -> None:
         """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is held."""

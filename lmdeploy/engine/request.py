@@ -116,16 +116,17 @@ class PenaltyHistory:
         for token in drafts:
             self.add(token)
             seen.append((self._ids[: self._size], self._counts[: self._size].copy()))
-        for token in reversed(drafts):
-            self._take_back(token)
+        self.take_back(drafts)
         return seen
 
-    def _take_back(self, token_id: int) -> None:
-        at = self._index[token_id]
-        self._counts[at] -= 1
-        if self._counts[at] == 0 and at >= self._prompt_size:
-            del self._index[token_id]
-            self._size -= 1
+    def take_back(self, token_ids: list[int]) -> None:
+        """Undo the latest calls of `add`, which were for these tokens in this order."""
+        for token in reversed(token_ids):
+            at = self._index[token]
+            self._counts[at] -= 1
+            if self._counts[at] == 0 and at >= self._prompt_size:
+                del self._index[token]
+                self._size -= 1
 
 
 class Sequence:

@@ -44,6 +44,10 @@ class Proposer(Protocol):
         """The sequence has ended."""
         ...
 
+    def close(self) -> None:
+        """Free what proposals are made with."""
+        ...
+
 
 class Policy(Protocol):
     """How many drafts are worth their computing."""
@@ -60,8 +64,11 @@ class Policy(Protocol):
         """What came of a lead that was followed."""
         ...
 
-    def measure(self, num_rows: int, num_tokens: int, drafting: float, computing: float) -> None:
-        """Seconds that a step of decode rows took, for finding drafts and for computing them all."""
+    def measure(
+        self, num_rows: int, num_drafts: int, deepest: int, drafting: float, computing: float
+    ) -> None:
+        """Seconds that a step of decode rows took: finding drafts, at most `deepest` for one sequence, and
+        computing all."""
         ...
 
 
@@ -74,17 +81,19 @@ class Speculation:
         self._clock = clock
         self._followed: dict[Sequence, Lead] = {}
         self._decoding = False  # whether the step in progress has decode rows alone
-        self._drafting = 0.0  # seconds
+        self._deepest = 0  # drafts of one sequence in it
+        self._drafting = 0.0  # seconds it took to find them
 
     def extend(self, rows: list[Row], scheduler: Scheduler) -> list[Row]:
         """The planned rows, with drafts where they pay. Steps that compute prompts stay as they are."""
         self._followed.clear()
         self._decoding = all(n == 1 and seq.length - seq.num_computed == 1 for seq, n in rows)
+        self._deepest, self._drafting = 0, 0.0
         if not self._decoding or not self._policy.ready(len(rows)):
-            self._drafting = 0.0
             return rows
         began = self._clock() if self._clock else 0.0
         counts = self._draft([seq for seq, _ in rows], scheduler)
+        self._deepest = max(counts.values(), default=0)
         self._drafting = self._clock() - began if self._clock else 0.0
         return [(seq, n + counts.get(seq, 0)) for seq, n in rows] if counts else rows
 
@@ -113,7 +122,8 @@ class Speculation:
         yield
         if self._clock and self._decoding:
             seconds = self._clock() - began
-            self._policy.measure(batch.num_rows, batch.num_tokens, self._drafting, seconds)
+            drafts = batch.num_tokens - batch.num_rows
+            self._policy.measure(batch.num_rows, drafts, self._deepest, self._drafting, seconds)
 
     def settle(self, seq: Sequence, drafted: int, accepted: int) -> None:
         """What came of the drafts of a sequence in this step."""
@@ -122,3 +132,7 @@ class Speculation:
     def forget(self, seq: Sequence) -> None:
         """The sequence has ended."""
         self._proposer.forget(seq)
+
+    def close(self) -> None:
+        """Free what drafts are made with."""
+        self._proposer.close()

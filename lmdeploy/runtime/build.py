@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
+from lmdeploy.engine.draft_model import DraftModel
 from lmdeploy.engine.draft_policy import AdaptivePolicy
 from lmdeploy.engine.executor import Executor
 from lmdeploy.engine.loop import Engine
 from lmdeploy.engine.prompt_lookup import PromptLookup
 from lmdeploy.engine.scheduler import EngineOptions
-from lmdeploy.engine.speculation import Speculation
-from lmdeploy.engine.step_cost import StepCost
+from lmdeploy.engine.speculation import Proposer, Speculation
 from lmdeploy.errors import CapacityError
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.registry import open_checkpoint
@@ -22,17 +22,15 @@ from lmdeploy.runtime.step_timing import measure_step_cost
 
 def build_engine(config: RuntimeConfig) -> Engine:
     """Read the weights and take all memory of the plan. Raises ModelError and CapacityError."""
-    checkpoint = open_checkpoint(config.model_path, config.model_format)
     try:
         with Loading(_taken_here(config)):
-            executor = _executor(config, checkpoint)
+            executor = _executor(config, config.model_path, config.model_format)
+            proposer = _proposer(config)
     except MemoryError:
         raise CapacityError(
             f"the system did not give the planned {size(config.plan.total)}: other programs took memory "
             "since the plan was made; free some, or lower cache_max_entry_count"
         ) from None
-    finally:
-        checkpoint.close()
     step_cost = measure_step_cost(executor)
     options = EngineOptions(
         max_batch_size=config.max_batch_size,
@@ -40,25 +38,36 @@ def build_engine(config: RuntimeConfig) -> Engine:
         enable_prefix_caching=config.enable_prefix_caching,
         step_cost=step_cost,
     )
-    return Engine(executor, options, _speculation(config, step_cost))
+    if config.speculative is None or proposer is None:
+        return Engine(executor, options)
+    policy = AdaptivePolicy(proposer.num_kinds, config.speculative.most, step_cost)
+    return Engine(executor, options, Speculation(proposer, policy, time.perf_counter))
 
 
-def _speculation(config: RuntimeConfig, step_cost: StepCost) -> Speculation | None:
+def _proposer(config: RuntimeConfig) -> Proposer | None:
     wanted = config.speculative
     if wanted is None:
         return None
-    proposer = PromptLookup(wanted.lookup_min, wanted.lookup_max)
-    policy = AdaptivePolicy(proposer.num_kinds, wanted.most, step_cost)
-    return Speculation(proposer, policy, time.perf_counter)
+    if wanted.model:
+        return DraftModel(_executor(config, wanted.model), config.enable_prefix_caching, config.vocab_size)
+    return PromptLookup(wanted.lookup_min, wanted.lookup_max)
 
 
 def _taken_here(config: RuntimeConfig) -> int:
     """Bytes of this process's memory that the executor takes."""
     plan = config.plan
-    return plan.weights + plan.workspace + plan.kv_pool if config.device == "cpu" else 0
+    return plan.weights + plan.workspace + plan.kv_pool + plan.draft if config.device == "cpu" else 0
 
 
-def _executor(config: RuntimeConfig, checkpoint: Checkpoint) -> Executor:
+def _executor(config: RuntimeConfig, model_path: str, model_format: str | None = None) -> Executor:
+    checkpoint = open_checkpoint(model_path, model_format)
+    try:
+        return _loaded(config, checkpoint)
+    finally:
+        checkpoint.close()
+
+
+def _loaded(config: RuntimeConfig, checkpoint: Checkpoint) -> Executor:
     """Imports one engine only: the base installation has no torch, and torch needs no extension."""
     spec = checkpoint.spec.for_length(config.session_len)
     if config.backend == "turbomind":

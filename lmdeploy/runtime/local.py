@@ -64,7 +64,7 @@ class LocalClient:
         with suppress(EngineDeadError), self._exclusive() as engine:
             self._engine = None
             self._waiting.clear()
-            engine.executor.close()
+            engine.close()
 
     def stats(self) -> StepStats:
         with self._exclusive() as engine:

@@ -2,7 +2,7 @@
 
 Arithmetic on bytes and tokens only; knows no file, no machine and no engine.
 
-    room     = free - process - weights - workspace - server
+    room     = free - process - weights - workspace - draft - server
     pool    <= cache_max_entry_count x room, and <= max_batch_size sequences of session_len tokens
     sequences at once = blocks of the pool // blocks of one sequence, at most max_batch_size
 """
@@ -46,6 +46,13 @@ class Needs:
     token: int  # keys and values of one token, all layers
     process: int = PROCESS_BYTES  # of the engine without any of these
     server: int = 0  # of a web server process beside the engine
+    draft: int = 0  # weights and workspace of a draft model
+    draft_block: int = 0  # what it keeps beside each block
+
+    @property
+    def both_blocks(self) -> int:
+        """A block and the draft model's beside it."""
+        return self.block + self.draft_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +86,18 @@ class MemoryPlan:
         0  # of the web server process beside the engine; 0: there is none, or the engine is on a card
     )
 
+    draft: int = 0  # weights, workspace and cache of a draft model
+
     @property
     def total(self) -> int:
         """Memory of the engine process once every block has been used, and of the server beside it."""
-        return self.weights + self.workspace + self.process + self.kv_pool + self.server
+        return self.weights + self.workspace + self.process + self.kv_pool + self.draft + self.server
 
 
 def plan_memory(needs: Needs, wishes: Wishes, free: int, free_bound: str = "machine") -> MemoryPlan:
     """Share `free` bytes out. Raises CapacityError, naming what would fit and which setting to change."""
-    room = free - needs.process - needs.weights - needs.workspace - needs.server
-    blocks = max(int(room * wishes.share), 0) // needs.block
+    room = free - needs.process - needs.weights - needs.workspace - needs.draft - needs.server
+    blocks = max(int(room * wishes.share), 0) // needs.both_blocks
     if blocks == 0:
         raise CapacityError(_no_room(needs, wishes, free, free_bound, room))
     session_len = wishes.session_len
@@ -115,30 +124,32 @@ def plan_memory(needs: Needs, wishes: Wishes, free: int, free_bound: str = "mach
         free=free,
         free_bound=free_bound,
         server=needs.server,
+        draft=needs.draft + num_blocks * needs.draft_block,
     )
 
 
 def _no_room(needs: Needs, wishes: Wishes, free: int, free_bound: str, room: int) -> str:
     taken = f"weights {size(needs.weights)}, workspace {size(needs.workspace)}, process {size(needs.process)}"
+    taken += f", draft model {size(needs.draft)}" if needs.draft else ""
     taken += f", server {size(needs.server)}" if needs.server else ""
-    where = _where(free_bound)
-    if room < needs.block:
-        need = free - room + needs.block
+    where, block = _where(free_bound), needs.both_blocks
+    if room < block:
+        need = free - room + block
         return (
-            f"the model does not fit: {taken} and one cache block {size(needs.block)} take {size(need)}, but "
+            f"the model does not fit: {taken} and one cache block {size(block)} take {size(need)}, but "
             f"{size(free)} are free {where}; free memory, lower max_batch_size or max_prefill_token_num, or "
             "take a smaller model"
         )
     return (
         f"no cache block fits: cache_max_entry_count={wishes.share} of the {size(room)} that {taken} leave "
-        f"free {where} is less than one block of {size(needs.block)}; raise cache_max_entry_count or lower "
+        f"free {where} is less than one block of {size(block)}; raise cache_max_entry_count or lower "
         "cache_block_seq_len"
     )
 
 
 def _too_long(needs: Needs, wishes: Wishes, blocks: int, room: int, free_bound: str) -> str:
     asked = wishes.session_len or 0
-    cache = -(-asked // needs.block_size) * needs.block
+    cache = -(-asked // needs.block_size) * needs.both_blocks
     return (
         f"session_len={asked} does not fit: one sequence takes {size(cache)} of cache, but "
         f"cache_max_entry_count={wishes.share} of the {size(room)} free after weights and workspace "

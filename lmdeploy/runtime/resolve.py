@@ -21,6 +21,7 @@ from lmdeploy.models.hub import model_name, resolve_model_path
 from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.models.spec import ModelSpec
 from lmdeploy.pytorch.plan import torch_plan
+from lmdeploy.runtime.draft import Guesses, opened_draft
 from lmdeploy.runtime.engine_choice import (
     Backend,
     Choice,
@@ -47,6 +48,7 @@ from lmdeploy.turbomind.layout import model_layout
 from lmdeploy.turbomind.plan import native_plan
 
 _SERVER_LINE = f"web server, tokenizer, and {size(MAX_BODIES)} of request bodies at once"
+_DRAFT_LINE = "the model that guesses: weights, workspace and as many blocks of its own"
 _SCALED_ROPE = ("linear", "dynamic", "yarn", "longrope")
 
 
@@ -100,8 +102,6 @@ def resolve(
     server: this process becomes a web server, and the engine gets one of its own: the plan holds both.
     """
     config = config or EngineConfig()
-    if speculative is not None and speculative.method != "ngram":
-        raise ConfigError("speculative_config: this version has the method ngram only", param="method")
     machine = machine or read_machine()
     offers = offers or Offers(machine.gpus, installed_torch())
     path = resolve_model_path(model, revision=config.revision, download_dir=config.download_dir)
@@ -109,14 +109,15 @@ def resolve(
     try:
         refusal, packed = _native_refusal(checkpoint, config.dtype), checkpoint.packed is not None
         choice = choose_engine(config, offers, refusal, packed)
-        try:
-            return _resolve(model, path, checkpoint, config, speculative, machine, choice, server)
-        except CapacityError as error:
-            # A card that nobody asked for must not be what stands in the way.
-            if type(config) is not EngineConfig or choice.device == "cpu" or refusal is not None:
-                raise
-            choice = on_the_cpu(choice, offers, error.message)
-            return _resolve(model, path, checkpoint, config, speculative, machine, choice, server)
+        with opened_draft(speculative, config, path) as guesses:
+            try:
+                return _resolve(model, path, checkpoint, config, guesses, machine, choice, server)
+            except CapacityError as error:
+                # A card that nobody asked for must not be what stands in the way.
+                if type(config) is not EngineConfig or choice.device == "cpu" or refusal is not None:
+                    raise
+                choice = on_the_cpu(choice, offers, error.message)
+                return _resolve(model, path, checkpoint, config, guesses, machine, choice, server)
     finally:
         checkpoint.close()
 
@@ -126,7 +127,7 @@ def _resolve(
     path: Path,
     checkpoint: Checkpoint,
     config: EngineConfig,
-    speculative: SpeculativeConfig | None,
+    guesses: Guesses,
     machine: Machine,
     choice: Choice,
     server: bool,
@@ -141,7 +142,7 @@ def _resolve(
         block_size=config.cache_block_seq_len,
         num_threads=config.num_threads or env.NUM_THREADS.number() or machine.cores,
     )
-    plan, limits = _plan(checkpoint, config, limits, machine, choice, server)
+    plan, limits = _plan(checkpoint, guesses.draft, config, limits, machine, choice, server)
     return RuntimeConfig(
         model=model,
         model_path=str(path),
@@ -157,7 +158,7 @@ def _resolve(
         dtype=choice.dtype,
         engine=choice.line(),
         enable_prefix_caching=config.enable_prefix_caching,
-        speculative=speculative,
+        speculative=guesses.config,
         plan=plan,
         notes=(*checkpoint.notes, *_notes(config, plan, spec)),
         cautions=_cautions(config, plan, spec, limits.num_threads, machine, choice),
@@ -197,6 +198,7 @@ def _in_words_of_the_file(message: str, checkpoint: Checkpoint) -> str:
 
 def _plan(
     checkpoint: Checkpoint,
+    draft: Checkpoint | None,
     config: EngineConfig,
     limits: Limits,
     machine: Machine,
@@ -212,14 +214,14 @@ def _plan(
         # What this process has taken is part of the server's share, which is planned as a whole.
         free += machine.own_memory
         beside = server_bytes(checkpoint.spec.vocab_size)
-    needs = dataclasses.replace(_needs(checkpoint, limits, choice), server=beside)
+    needs = dataclasses.replace(_all_needs(checkpoint, draft, limits, choice), server=beside)
     plan = plan_memory(needs, wishes, free, bound)
     if plan.session_len == limits.max_context:
         return plan, limits
     # The length was found with the workspace of the longest context; the shorter one needs less.
     limits = dataclasses.replace(limits, max_context=plan.session_len)
     wishes = dataclasses.replace(wishes, session_len=plan.session_len)
-    needs = dataclasses.replace(_needs(checkpoint, limits, choice), server=beside)
+    needs = dataclasses.replace(_all_needs(checkpoint, draft, limits, choice), server=beside)
     return plan_memory(needs, wishes, free, bound), limits
 
 
@@ -249,6 +251,14 @@ def _check_session_len(session_len: int | None, spec: ModelSpec) -> None:
             f"set session_len to at most {longest}",
             param="session_len",
         )
+
+
+def _all_needs(checkpoint: Checkpoint, draft: Checkpoint | None, limits: Limits, choice: Choice) -> Needs:
+    needs = _needs(checkpoint, limits, choice)
+    if draft is None:
+        return needs
+    second = _needs(draft, limits, choice)
+    return dataclasses.replace(needs, draft=second.weights + second.workspace, draft_block=second.block)
 
 
 def _needs(checkpoint: Checkpoint, limits: Limits, choice: Choice) -> Needs:
@@ -310,6 +320,7 @@ def plan_table(config: RuntimeConfig) -> str:
         ("weights", size(plan.weights), ""),
         ("KV cache", size(plan.kv_pool), f"{plan.num_blocks} blocks of {plan.block_size} tokens"),
         ("workspace", size(plan.workspace), f"prompts in chunks of {config.max_prefill_token_num} tokens"),
+        *([("draft", size(plan.draft), _DRAFT_LINE)] if plan.draft else []),
         ("process", size(plan.process), ""),
         *([("server", size(plan.server), _SERVER_LINE)] if plan.server else []),
         ("in all", size(plan.total), f"of {size(plan.free)} free{where}"),

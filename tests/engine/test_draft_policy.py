@@ -26,7 +26,7 @@ def play(
         leads = [Lead(seq, 0) for seq in seqs]
         lengths = policy.lengths(leads, rows) if policy.ready(rows) else [0] * rows
         seconds = 1 + row_cost * sum(lengths)
-        policy.measure(rows, rows + sum(lengths), 0.0, seconds)
+        policy.measure(rows, sum(lengths), max(lengths), 0.0, seconds)
         time, tokens = time + seconds, tokens + rows
         for lead, length in zip(leads, lengths, strict=True):
             accepted = 0
@@ -73,7 +73,7 @@ def test_it_tries_again_now_and_then() -> None:
         speeds = []
         for _ in range(200):
             length = policy.lengths([lead], 1)[0] if policy.ready(1) else 0
-            policy.measure(1, 1 + length, 0.0, 1 + 0.2 * length)
+            policy.measure(1, length, length, 0.0, 1 + 0.2 * length)
             if length:
                 policy.settle(lead, length, length if useful else 0)
             speeds.append((1 + length * useful) / (1 + 0.2 * length))
@@ -85,7 +85,7 @@ def test_dear_searching_is_paid_from_the_same_account() -> None:
     searched = 0
     for _ in range(500):
         searched += policy.ready(1)
-        policy.measure(1, 1, 0.5 if policy._account > 0 else 0.0, 1.0)
+        policy.measure(1, 0, 0, 0.5 if policy._account > 0 else 0.0, 1.0)
     assert searched * 0.5 < 0.05 * 500 + 1
 
 

@@ -47,7 +47,7 @@ def penalties_do_not_count_drafts(patch: Patch) -> None:
 
 @fault
 def penalties_keep_wrong_drafts(patch: Patch) -> None:
-    patch.setattr(PenaltyHistory, "_take_back", lambda history, token: None)
+    patch.setattr(PenaltyHistory, "take_back", lambda history, tokens: None)
 
 
 @fault

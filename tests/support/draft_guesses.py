@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from lmdeploy.engine.batch import Batch
+from lmdeploy.engine.batch import Batch, SampleColumns
+from lmdeploy.engine.fake import FakeExecutor
 from lmdeploy.engine.request import Request, Sequence
 from lmdeploy.engine.speculation import Lead
 
@@ -43,6 +44,8 @@ class Guesses:
 
     def forget(self, seq: Sequence) -> None: ...
 
+    def close(self) -> None: ...
+
     def ready(self, num_rows: int) -> bool:
         return True
 
@@ -52,7 +55,15 @@ class Guesses:
     def settle(self, lead: Lead, drafted: int, accepted: int) -> None:
         assert 0 <= accepted <= drafted <= self._most
 
-    def measure(self, num_rows: int, num_tokens: int, drafting: float, computing: float) -> None: ...
+    def measure(self, *costs: float) -> None: ...
+
+
+class Wavering(FakeExecutor):
+    """Draws what a FakeExecutor draws, but for one token in three."""
+
+    def _draw(self, s: SampleColumns, i: int, state: int) -> int:
+        token = super()._draw(s, i, state)
+        return token if state % 3 else (token + 1) % self.vocab_size
 
 
 def count_drafts(batch: Batch) -> npt.NDArray[np.intp]:

@@ -11,11 +11,12 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 
 import numpy as np
-from draft_guesses import Guesses, count_drafts
+from draft_guesses import Guesses, Wavering, count_drafts
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from lmdeploy.engine.batch import Batch
+from lmdeploy.engine.draft_model import DraftModel
 from lmdeploy.engine.fake import FakeExecutor
 from lmdeploy.engine.loop import Engine, EngineOptions
 from lmdeploy.engine.request import Request, SamplingParams, Sequence, TokenEvent
@@ -39,6 +40,7 @@ class Case:
     max_rows: int
     options: EngineOptions
     drafts: int  # most a sequence gets in a step; 0: no speculation
+    draft_blocks: int  # of a draft model's cache; 0: drafts come from the truth, with faults
     arrivals: tuple[tuple[int, Request], ...]
     aborts: tuple[tuple[int, str], ...]
     failures: frozenset[int]
@@ -149,6 +151,7 @@ def cases(draw: st.DrawFn) -> Case:
         max_rows=draw(st.integers(2, 8)),
         options=options,
         drafts=drafts,
+        draft_blocks=draw(st.sampled_from([0, 0, 5, 30])) if drafts else 0,
         arrivals=tuple(sorted(arrivals, key=lambda a: a[0])),
         aborts=tuple((step, f"r{number}") for step, number in aborts),
         failures=frozenset(draw(st.lists(st.integers(0, 160), max_size=1))),
@@ -164,7 +167,9 @@ class Run:
         executor = case.executor()
         executor.on_step = self._on_step
         guesses = Guesses(lambda request: solo(case, request).tokens, case.drafts)
-        self.engine = Engine(executor, case.options, Speculation(guesses, guesses) if case.drafts else None)
+        self.model = self._draft_model() if case.draft_blocks else None
+        speculation = Speculation(self.model or guesses, guesses) if case.drafts else None
+        self.engine = Engine(executor, case.options, speculation)
         self.outcomes: dict[str, Outcome] = {}
         self.seen: list[tuple[str, list[int]]] = []  # (salt, prompt) of every request so far, in order
         self.requests: dict[str, Request] = {}
@@ -189,6 +194,19 @@ class Run:
                 f"{name} differs from its solo run"
             )
         return stats.totals
+
+    def _draft_model(self) -> DraftModel:
+        case = self.case
+        executor = Wavering(
+            case.block_size,
+            case.draft_blocks,
+            case.max_step_tokens,
+            case.max_rows,
+            VOCAB,
+            poison_id=POISON,
+            rewrites=True,
+        )
+        return DraftModel(executor, case.options.enable_prefix_caching, VOCAB)
 
     def _add(self, request: Request) -> None:
         self.engine.add(request)
@@ -230,8 +248,17 @@ class Run:
         counted = Counter(block for table in tables for block in table)
         assert dict(counted) == {b: n for b, n in enumerate(pool._refs) if n}, "references miscounted"
         assert all(seq.num_blocks == 0 for seq in scheduler.waiting), "a waiting sequence holds blocks"
+        if self.model is not None:
+            self._check_draft_model(self.model)
         for seq in scheduler.running:
             self._check_isolation(seq, scheduler.running)
+
+    def _check_draft_model(self, model: DraftModel) -> None:
+        pool, shadows = model.cache.pool, model._shadows
+        pool.check()
+        counted = Counter(b for seq in shadows.values() for b in seq.block_ids[: seq.num_blocks].tolist())
+        assert dict(counted) == {b: n for b, n in enumerate(pool._refs) if n}, "draft blocks miscounted"
+        assert set(shadows) <= set(self.engine._live.values()), "a draft of a request that has ended"
 
     def _check_isolation(self, seq: Sequence, running: list[Sequence]) -> None:
         mine = set(seq.block_ids[: seq.num_blocks].tolist())

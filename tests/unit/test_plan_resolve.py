@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmdeploy import TurbomindEngineConfig
+from lmdeploy import SpeculativeConfig, TurbomindEngineConfig
 from lmdeploy.cli.smoke import HEAD_DIM, KV_HEADS, LAYERS, write_model
 from lmdeploy.engine.fake import FakeExecutor
 from lmdeploy.engine.loop import Engine
@@ -200,6 +201,48 @@ def test_the_account_in_words(model: str) -> None:
     assert f"32 sequences of {MODEL_LEN} tokens, limited by max_batch_size" in text
     assert "KV cache" in text
     assert len(text.splitlines()) < 12
+
+
+def test_a_draft_model_is_planned_beside_the_model(model: str, tmp_path: Path) -> None:
+    write_model(tmp_path, seed=1)
+    speculative = SpeculativeConfig(model=str(tmp_path))
+    config = TurbomindEngineConfig(session_len=128, max_batch_size=2)
+    alone = resolve(model, config, machine=machine())
+    both = resolve(model, config, speculative=speculative, machine=machine())
+    first, second = alone.plan, both.plan
+    assert (second.weights, second.workspace, second.kv_pool) == (
+        first.weights,
+        first.workspace,
+        first.kv_pool,
+    )
+    # The draft model is of the same shape here.
+    assert second.draft == first.weights + first.workspace + first.kv_pool
+    assert second.total == first.total + second.draft
+    assert both.speculative is not None
+    assert both.speculative.model == str(tmp_path)
+    table = plan_table(both)
+    assert "draft " in table
+    assert "speculation up to 8 tokens ahead, from " in table
+    assert "draft " not in plan_table(alone)
+
+
+def test_what_a_draft_model_takes_is_missing_from_the_pool(model: str, tmp_path: Path) -> None:
+    write_model(tmp_path, seed=1)
+    few = memory_for(model, 7, session_len=64, max_batch_size=2)
+    config = TurbomindEngineConfig(session_len=64, max_batch_size=2)
+    assert resolve(model, config, machine=few).plan.num_blocks > 0
+    with pytest.raises(CapacityError, match="draft model"):
+        resolve(model, config, speculative=SpeculativeConfig(model=str(tmp_path)), machine=few)
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(model: str, tmp_path: Path) -> None:
+    write_model(tmp_path)
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        resolve(model, speculative=SpeculativeConfig(model=str(tmp_path)), machine=machine())
 
 
 def running_at_once(config: RuntimeConfig, requests: int, prompt_len: int) -> tuple[int, int]:
