@@ -95,6 +95,12 @@ class EngineConfig:
         open_high=True,
     )
     cache_block_seq_len: int = _field(64, "tokens one cache block holds", choices=(16, 32, 64, 128))
+    quant_policy: int | None = _field(
+        0,
+        "bits of a key or value in the cache: 8 or 4; 0: not quantised, 16 bits",
+        choices=(0, 8, 4),
+        optional=True,
+    )
     enable_prefix_caching: bool = _field(True, "reuse cached blocks of equal prompt beginnings", kind=bool)
     # 512 rows already keep the matrix units busy; more would only grow the workspace and make the sequences
     # that are being decoded wait longer behind a chunk of a prompt.
@@ -116,7 +122,6 @@ class EngineConfig:
     ep: int = _fixed(1, _ONE_MACHINE)
     attn_tp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
     mlp_tp_size: int | None = _fixed(None, _ONE_MACHINE, 1)
-    quant_policy: int | str | None = _fixed(0, "the key/value cache is kept in 16 bit", None, "none")
     hf_overrides: Mapping[str, Any] | None = _fixed(None, "edit config.json in the model directory", {})
     empty_init: bool = _fixed(False, "weights are always read from the model")
     language_model_only: bool = _fixed(False, "only the language model is read", True)

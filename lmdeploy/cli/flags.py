@@ -149,8 +149,15 @@ def _options(field: dataclasses.Field[Any]) -> dict[str, Any]:
     if rules.get("kind") == "ids":
         return {**options, "nargs": "+", "type": int, "metavar": "ID"}
     if "choices" in rules:
-        return {**options, "choices": rules["choices"], "type": type(rules["choices"][0])}
+        return {**options, **_choices(rules["choices"], rules.get("optional", False))}
     return {**options, "type": rules["kind"], "metavar": _TYPES[rules["kind"]]}
+
+
+def _choices(values: tuple[Any, ...], optional: bool) -> dict[str, Any]:
+    """`none` stands for no choice where that is one."""
+    if not optional:
+        return {"choices": values, "type": type(values[0])}
+    return {"choices": (*values, None), "type": _literal, "metavar": "{" + ",".join(map(str, values)) + "}"}
 
 
 def _bare(field: dataclasses.Field[Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class Limits:
     max_context: int  # tokens of the longest sequence that is planned for; longer ones work too
     block_size: int  # tokens
     num_threads: int
+    kv_bits: int = 16  # of a key or value in the cache: 8, 4, or 16 for what the executor keeps without loss
 
 
 class Executor(Protocol):

@@ -19,7 +19,7 @@ from lmdeploy.errors import ModelError
 from lmdeploy.models.formats.gguf_blocks import WIDE_SCALES, TensorKind
 from lmdeploy.models.gguf import GGUFFile
 from lmdeploy.models.spec import ModelSpec
-from lmdeploy.quant.tensors import GroupedTensor, Tensor
+from lmdeploy.quant.tensors import GroupedTensor, StoredMatrix, Tensor
 
 if TYPE_CHECKING:
     from lmdeploy.models.packed import Packed
@@ -75,6 +75,8 @@ class Store(Protocol):
     def groups(self, name: str) -> npt.NDArray[np.integer]:
         """The group of each input, of a tensor whose header says that it is ordered."""
 
+    def stored_matrix(self, name: str) -> StoredMatrix | None: ...
+    def release(self, name: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -111,6 +113,12 @@ class GGUFStore:
 
     def groups(self, name: str) -> npt.NDArray[np.integer]:
         raise KeyError(name)
+
+    def stored_matrix(self, name: str) -> StoredMatrix | None:
+        return self._file.stored(name)
+
+    def release(self, name: str) -> None:
+        self._file.release(name)
 
     def close(self) -> None:
         self._file.close()
@@ -191,6 +199,16 @@ class Checkpoint:
         if rows is None:
             return tensor
         return tensor.rows(rows) if isinstance(tensor, GroupedTensor) else tensor[rows]
+
+    def stored_matrix(self, name: str) -> StoredMatrix | None:
+        """A matrix as the file holds it, values unchecked; None where only `read` gives it."""
+        source, rows = self._sources[name]
+        stored = self._store.stored_matrix(source)
+        return stored if rows is None or stored is None else stored.select(rows)
+
+    def release(self, name: str) -> None:
+        """Give back the memory that reading a tensor took; it can be read again."""
+        self._store.release(self._sources[name][0])
 
     def close(self) -> None:
         self._store.close()

@@ -14,7 +14,7 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from lmdeploy.errors import ModelError
 from lmdeploy.models.files import unreadable
 from lmdeploy.models.formats.gguf_blocks import LAYOUTS, Layout, TensorKind, unpack
-from lmdeploy.quant.tensors import Tensor
+from lmdeploy.quant.tensors import Form, StoredMatrix, Tensor
 
 _MAX_DIMS = 4
 _HEADER_LIMIT = 64 << 20  # bytes; vocabularies of a million tokens take less, a damaged count could take all
@@ -90,6 +90,21 @@ class GGUFFile:
         grouped = unpack(layout, raw.reshape(-1, tensor.shape[-1] // layout.block, layout.block_bytes))
         return grouped if len(tensor.shape) == 2 else grouped.dequantize().reshape(tensor.shape)
 
+    def stored(self, name: str) -> StoredMatrix | None:
+        """A matrix as it is in the file."""
+        tensor = self.tensors[name]
+        if len(tensor.shape) != 2:
+            return None
+        layout, (n, k) = tensor.layout, tensor.shape
+        raw = np.frombuffer(self._map, np.uint8, tensor.file_bytes, tensor.offset)
+        form = layout.name if layout.unpack is not None else layout.kind
+        return StoredMatrix(cast(Form, form), raw.reshape(n, -1), (n, k), layout.group)
+
+    def release(self, name: str) -> None:
+        """Take the tensor's pages out of this process; they are read again when needed."""
+        tensor = self.tensors[name]
+        release_pages(self._map, tensor.offset, tensor.file_bytes)
+
     def metadata_only(self) -> bytes:
         """A GGUF file with the same metadata and no tensors."""
         head = bytes(self._map[:8]) + bytes(8)  # magic and version; the number of tensors
@@ -98,6 +113,12 @@ class GGUFFile:
     def close(self) -> None:
         """Give up the file. Arrays that are views of it keep the map alive until they are gone."""
         self._map = b""
+
+
+def release_pages(file: mmap.mmap, begin: int, nbytes: int) -> None:
+    """Take part of a mapped file out of this process's memory."""
+    start = begin // mmap.PAGESIZE * mmap.PAGESIZE
+    file.madvise(mmap.MADV_DONTNEED, start, begin + nbytes - start)
 
 
 def _map_file(path: Path) -> Any:

@@ -27,7 +27,7 @@ from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import Checkpoint, Source, TensorInfo
 from lmdeploy.models.files import is_there, read_json
 from lmdeploy.models.spec import ModelSpec
-from lmdeploy.quant.tensors import Tensor
+from lmdeploy.quant.tensors import StoredMatrix, Tensor
 
 MANIFEST, WEIGHTS, METADATA = "packed.json", "packed.bin", "metadata.gguf"
 FORM = 1  # of packed.json
@@ -187,6 +187,12 @@ class PackedStore:
 
     def groups(self, name: str) -> npt.NDArray[np.integer]:
         raise KeyError(name)
+
+    def stored_matrix(self, name: str) -> StoredMatrix | None:
+        return None
+
+    def release(self, name: str) -> None:
+        pass
 
     def close(self) -> None:
         pass

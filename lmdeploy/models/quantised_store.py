@@ -16,7 +16,7 @@ from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import TensorInfo
 from lmdeploy.models.formats.module import Module, Scheme
 from lmdeploy.models.safetensors_dir import SafetensorsStore
-from lmdeploy.quant.tensors import Tensor
+from lmdeploy.quant.tensors import StoredMatrix, Tensor
 
 
 class QuantisedStore:
@@ -70,6 +70,19 @@ class QuantisedStore:
             f"{self._modules[name].name}.{self._scheme.order_part}"
         )
         return groups
+
+    def stored_matrix(self, name: str) -> StoredMatrix | None:
+        module = self._modules.get(name)
+        if module is None:
+            return self._store.stored_matrix(name)
+        parts = {part: self._store.stored(f"{module.name}.{part}") for part in module.headers}
+        return self._scheme.stored(module, parts)
+
+    def release(self, name: str) -> None:
+        module = self._modules.get(name)
+        names = [name] if module is None else [f"{module.name}.{part}" for part in module.headers]
+        for one in names:
+            self._store.release(one)
 
     def close(self) -> None:
         self._store.close()

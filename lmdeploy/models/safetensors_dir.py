@@ -7,6 +7,7 @@ formats made of them. Knows tensor names as the files spell them, no family.
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,8 @@ from lmdeploy.models.checkpoint import TensorInfo
 from lmdeploy.models.files import check_readable, is_there, read_json
 from lmdeploy.models.formats.gguf_blocks import TensorKind
 from lmdeploy.models.formats.module import Header
-from lmdeploy.quant.tensors import Tensor
+from lmdeploy.models.gguf import release_pages
+from lmdeploy.quant.tensors import StoredMatrix, Tensor
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _KINDS: dict[str, tuple[TensorKind, int]] = {
@@ -30,14 +32,34 @@ _KINDS: dict[str, tuple[TensorKind, int]] = {
     "F16": ("float16", 16),
     "BF16": ("bfloat16", 16),
 }
-# Types that the safetensors library does not hand to NumPy.
-_OWN = {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn)}
+_DTYPES: dict[str, Any] = {
+    **{
+        "F64": "<f8",
+        "F32": "<f4",
+        "F16": "<f2",
+        "BF16": ml_dtypes.bfloat16,
+        "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    },
+    **{
+        "I64": "<i8",
+        "I32": "<i4",
+        "I16": "<i2",
+        "I8": "i1",
+        "U64": "<u8",
+        "U32": "<u4",
+        "U8": "u1",
+        "BOOL": "?",
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
+    """offset: of the tensor's first byte in its file."""
+
     shard: Path
-    handle: Any
+    map: mmap.mmap
+    offset: int
     header: Header
 
 
@@ -61,18 +83,24 @@ class SafetensorsStore:
             raise ModelError(f"{shard}: a weight file that {_INDEX} names is missing; fetch the model again.")
         check_readable(shard)
         try:
-            handle: Any = safe_open(str(shard), framework="np")
+            handle: Any = safe_open(str(shard), framework="np")  # checks the header
+            with shard.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (SafetensorError, OSError) as error:
             raise ModelError(
                 f"{shard}: not a sound safetensors file ({error}); it may be cut off: fetch it again."
             ) from None
         names = set(handle.keys())
+        length = int.from_bytes(mapped[:8], "little")
+        table = json.loads(mapped[8 : 8 + length])
         for name in sorted((expected or names) - names):
             raise ModelError(f"{shard}: tensor {name!r} is missing, although {_INDEX} places it there.")
         for name in sorted(names):
             if name in self._places:
                 raise ModelError(f"{shard}: tensor {name!r} occurs in a second weight file too.")
-            self._places[name] = _Place(shard, handle, _header(handle.get_slice(name)))
+            begin, end = table[name]["data_offsets"]
+            header = Header(tuple(table[name]["shape"]), table[name]["dtype"], end - begin)
+            self._places[name] = _Place(shard, mapped, 8 + length + begin, header)
 
     def names(self) -> Iterable[str]:
         return self._places.keys()
@@ -94,12 +122,30 @@ class SafetensorsStore:
         raise KeyError(name)
 
     def stored(self, name: str) -> npt.NDArray[Any]:
-        """The values of a tensor of any type that NumPy or ml_dtypes has."""
+        """The values of a tensor of any type that NumPy or ml_dtypes has: a read-only view of the file."""
         place = self._places[name]
-        if place.header.dtype in _OWN:
-            return _mapped(place, name)
-        array: npt.NDArray[Any] = place.handle.get_tensor(name)
-        return array
+        header = place.header
+        if header.dtype not in _DTYPES:
+            raise ModelError(
+                f"{place.shard}: tensor {name!r} is of type {header.dtype}, which cannot be read."
+            )
+        raw = np.frombuffer(place.map, np.uint8, header.nbytes, place.offset)
+        values: npt.NDArray[Any] = raw.view(_DTYPES[header.dtype]).reshape(header.shape)
+        return values
+
+    def stored_matrix(self, name: str) -> StoredMatrix | None:
+        """A matrix of floats as it is in the file."""
+        place = self._places[name]
+        if len(place.header.shape) != 2 or place.header.dtype not in _KINDS:
+            return None
+        n, k = place.header.shape
+        raw = np.frombuffer(place.map, np.uint8, place.header.nbytes, place.offset)
+        kind: Any = _KINDS[place.header.dtype][0]
+        return StoredMatrix(kind, raw.reshape(n, -1), (n, k), 0)
+
+    def release(self, name: str) -> None:
+        place = self._places[name]
+        release_pages(place.map, place.offset, place.header.nbytes)
 
     def close(self) -> None:
         self._places.clear()
@@ -137,14 +183,6 @@ def _single(directory: Path) -> Path:
     raise ModelError(f"{directory}: holds config.json but no safetensors weights{hint}.")
 
 
-_BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16}
-
-
-def _header(piece: Any) -> Header:
-    shape, dtype = tuple(int(extent) for extent in piece.get_shape()), str(piece.get_dtype())
-    return Header(shape, dtype, int(np.prod(shape, dtype=np.int64)) * _BITS.get(dtype, 8) // 8)
-
-
 def _info(shard: Path, name: str, header: Header) -> TensorInfo:
     if header.dtype not in _KINDS:
         supported = ", ".join(_KINDS)
@@ -154,12 +192,3 @@ def _info(shard: Path, name: str, header: Header) -> TensorInfo:
         )
     yields, bits = _KINDS[header.dtype]
     return TensorInfo(header.shape, yields, bits, 0, header.nbytes)
-
-
-def _mapped(place: _Place, name: str) -> npt.NDArray[Any]:
-    """A view of the file; the library has checked its header (8 bytes of length, then JSON) on opening."""
-    with open(place.shard, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        begin, _ = json.loads(file.read(length))[name]["data_offsets"]
-    header = place.header
-    return np.memmap(place.shard, _OWN[header.dtype], "r", 8 + length + begin, header.shape)

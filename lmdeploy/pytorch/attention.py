@@ -12,6 +12,7 @@ import torch
 from lmdeploy.models.reference import each_value, masked_scores, visible
 from lmdeploy.models.spec import AttentionSpec, ModelSpec
 from lmdeploy.pytorch.plan import Tiles
+from lmdeploy.pytorch.rounded_cache import RoundedCache
 
 _BELOW_ALL = -1e30  # under any score, and finite: differences stay numbers where nothing was visible yet
 
@@ -29,9 +30,17 @@ class BlockCache:
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x in (*self.keys, *self.values))
+    def tensors(self) -> list[torch.Tensor]:
+        """Everything that is kept."""
+        return [*self.keys, *self.values]
+
+    def turn(self, q: torch.Tensor) -> torch.Tensor:
+        """Queries as they meet the keys that `read` returns."""
+        return q
+
+    def turn_back(self, mixed: torch.Tensor) -> torch.Tensor:
+        """Mixes of the values that `read` returns, as the model knows them."""
+        return mixed
 
     def write(
         self, layer: int, blocks: torch.Tensor, offsets: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -57,6 +66,18 @@ class BlockCache:
         return result
 
 
+Cache = BlockCache | RoundedCache
+
+
+def make_cache(
+    spec: ModelSpec, num_blocks: int, block_size: int, bits: int, dtype: torch.dtype, device: torch.device
+) -> Cache:
+    """bits: 8 or 4, or 16 for a cache in `dtype`."""
+    if bits == 16:
+        return BlockCache(spec, num_blocks, block_size, dtype, device)
+    return RoundedCache(spec, num_blocks, block_size, bits, device)
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Tokens [begin, end) of a tile: neighbours in one sequence, the first at `position`."""
@@ -68,13 +89,13 @@ class Piece:
 
 
 def attend_blocks(
-    cache: BlockCache, layer: int, a: AttentionSpec, q: torch.Tensor, piece: Piece, tiles: Tiles
+    cache: Cache, layer: int, a: AttentionSpec, q: torch.Tensor, piece: Piece, tiles: Tiles
 ) -> torch.Tensor:
     """Mixed values float32 [tokens, heads * head_dim] of a piece's queries q [tokens, heads, head_dim].
 
     The piece's own keys and values are in the cache already.
     """
-    parts = []
+    parts, q = [], cache.turn(q)
     for begin in range(0, len(q), tiles.queries):
         some = q[begin : begin + tiles.queries]
         first = piece.position + begin
@@ -84,7 +105,7 @@ def attend_blocks(
 
 
 def _attend_tile(
-    cache: BlockCache,
+    cache: Cache,
     layer: int,
     a: AttentionSpec,
     q: torch.Tensor,
@@ -108,7 +129,7 @@ def _attend_tile(
         sums = _add(sums, masked_scores(query, keys, a, seen), values)
         del keys, values  # else they live until the next ones are read
     mixed = (sums.mixed / sums.total).view(heads, group, tiles.queries, a.head_dim)
-    return mixed[:, :, : len(q)].permute(2, 0, 1, 3).reshape(len(q), -1)
+    return cache.turn_back(mixed[:, :, : len(q)].permute(2, 0, 1, 3)).reshape(len(q), -1)
 
 
 @dataclass(frozen=True, slots=True)

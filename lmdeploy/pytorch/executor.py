@@ -20,7 +20,7 @@ from lmdeploy.errors import EngineError
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.reference import Decoder
 from lmdeploy.models.spec import AttentionSpec, ModelSpec
-from lmdeploy.pytorch.attention import BlockCache, Piece, attend_blocks
+from lmdeploy.pytorch.attention import Piece, attend_blocks, make_cache
 from lmdeploy.pytorch.check import check_batch
 from lmdeploy.pytorch.device import DTYPES, open_device, out_of_memory_is_memory_error
 from lmdeploy.pytorch.plan import TILES
@@ -61,7 +61,9 @@ class TorchExecutor:
         self._device = open_device(config.device, limits.num_threads)
         with out_of_memory_is_memory_error():
             self.weights = load_weights(checkpoint, dtype, self._device)
-            self.cache = BlockCache(spec, config.num_blocks, limits.block_size, dtype, self._device)
+            self.cache = make_cache(
+                spec, config.num_blocks, limits.block_size, limits.kv_bits, dtype, self._device
+            )
         self._decoder: Decoder | None = Decoder(spec, self.weights)
 
     def capabilities(self) -> Capabilities:
@@ -94,8 +96,7 @@ class TorchExecutor:
         """Free weights and cache."""
         self._decoder = None
         self.weights.clear()
-        self.cache.keys.clear()
-        self.cache.values.clear()
+        del self.cache
 
     def _cut(self, batch: Batch) -> Iterator[Tile]:
         """Tiles in order: a token's earlier ones are in the cache when its tile is computed."""

@@ -44,14 +44,23 @@ class TorchPlan:
     block: int
 
 
-def torch_plan(spec: ModelSpec, dtype: str, device: str, block_size: int) -> TorchPlan:
-    """Needs of one model. ModelError when the torch executor cannot compute it."""
+def torch_plan(spec: ModelSpec, dtype: str, device: str, block_size: int, kv_bits: int = 16) -> TorchPlan:
+    """Needs of one model. ModelError when the torch executor cannot compute it.
+
+    kv_bits: 8 or 4, or 16 for a cache in `dtype`.
+    """
     for layer in spec.layers:
         _check_supported(layer)
     size = DTYPE_BYTES[dtype]
     weights = sum(math.prod(s) * (size if len(s) > 1 else VECTOR_BYTES) for _, s in spec.tensors())
-    block = spec.kv_bytes_per_token(size) * block_size
-    return TorchPlan(weights, _workspace(spec, size, TILES[device]), block)
+    token = spec.kv_bytes_per_token(size) if kv_bits == 16 else _rounded_token(spec, kv_bits)
+    return TorchPlan(weights, _workspace(spec, size, TILES[device], kv_bits), token * block_size)
+
+
+def _rounded_token(spec: ModelSpec, bits: int) -> int:
+    """Codes, and a scale and an offset in bfloat16 for each key and value of a head."""
+    factors = sum(2 * 4 * x.attention.num_kv_heads for x in spec.layers)
+    return spec.kv_bytes_per_token(1) * bits // 8 + factors
 
 
 def _check_supported(layer: LayerSpec) -> None:
@@ -68,7 +77,7 @@ def _check_supported(layer: LayerSpec) -> None:
         )
 
 
-def _workspace(spec: ModelSpec, size: int, tiles: Tiles) -> int:
+def _workspace(spec: ModelSpec, size: int, tiles: Tiles, kv_bits: int) -> int:
     """Tensors alive at once in the widest of attention, feed-forward block and head, each counted in copies.
 
     An elementwise function over padded pieces holds four copies of its argument (`reference.each_value`);
@@ -77,7 +86,7 @@ def _workspace(spec: ModelSpec, size: int, tiles: Tiles) -> int:
     rows, narrow = tiles.rows, size if size < VECTOR_BYTES else 0
     stages = [_head_bytes(spec, tiles, narrow)]
     for layer in set(spec.layers):
-        stages.append(_attention_bytes(layer, tiles, size))
+        stages.append(_attention_bytes(layer, tiles, size, kv_bits))
         stages.append(rows * layer.ffn.intermediate_size * (5 * VECTOR_BYTES + narrow))
     return rows * spec.hidden_size * (5 * VECTOR_BYTES + 2 * narrow) + max(stages) + _SMALL
 
@@ -88,11 +97,12 @@ def _head_bytes(spec: ModelSpec, tiles: Tiles, narrow: int) -> int:
     return spec.vocab_size * (tiles.rows * (copies * VECTOR_BYTES + narrow) + 6 * 8)
 
 
-def _attention_bytes(layer: LayerSpec, tiles: Tiles, size: int) -> int:
+def _attention_bytes(layer: LayerSpec, tiles: Tiles, size: int, kv_bits: int) -> int:
     a = layer.attention
     scores = a.num_heads * tiles.queries * tiles.keys * VECTOR_BYTES
     copies = 5 if a.softcap is None else 6
     keys = a.num_kv_heads * tiles.keys * a.head_dim
     new = tiles.rows * (3 * a.num_heads + 4 * a.num_kv_heads) * a.head_dim * VECTOR_BYTES
     queries = 5 * a.num_heads * tiles.queries * a.head_dim * VECTOR_BYTES
-    return copies * scores + keys * (2 * VECTOR_BYTES + size) + new + queries
+    gathered = size if kv_bits == 16 else 2  # codes as they lie in the cache, and one by one
+    return copies * scores + keys * (2 * VECTOR_BYTES + gathered) + new + queries

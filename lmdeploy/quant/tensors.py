@@ -6,7 +6,8 @@ live here; file layouts (GGUF, AWQ, GPTQ) live in `models`, register layouts in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,54 @@ class GroupedTensor:
             None if self.zeros is None else self.zeros[index],
             None if self.mins is None else self.mins[index],
             self.order,
+        )
+
+
+Form = Literal[
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K",
+    "words4", "words8", "int8", "bfloat16", "float16", "float32", "awq", "gptq4", "gptq8",
+]  # fmt: skip
+BY_INPUTS = ("awq", "gptq4", "gptq8")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix [N, K] as its file holds it, for executors that pack from there.
+
+    form: a GGUF kind, a float type, int8, or int32 words of 4 or 8 bits from the lowest on: along the inputs
+    of a row (words), along inputs, channels beside each other (gptq), along channels in AWQ order (awq).
+    data: a view of the file, uint8 [rows, bytes of a row], or int32 words where inputs come first.
+    rows: int32 [N], which row of data each channel is; None: all in order.
+    scales, zeros: [N, K / group_size] for forms that have none of their own; float16 or float32, and uint8.
+    """
+
+    form: Form
+    data: npt.NDArray[np.generic]
+    shape: tuple[int, int]
+    group_size: int
+    rows: npt.NDArray[np.int32] | None = None
+    scales: npt.NDArray[np.floating] | None = None
+    zeros: npt.NDArray[np.uint8] | None = None
+
+    def select(self, index: npt.NDArray[np.intp] | slice) -> StoredMatrix | None:
+        """Some channels of it; None where the form cannot be cut so."""
+        assert self.rows is None
+        if not isinstance(index, slice):
+            if self.scales is not None:
+                return None
+            rows = np.ascontiguousarray(index, np.int32)
+            return replace(self, rows=rows, shape=(len(rows), self.shape[1]))
+        begin, end, step = index.indices(self.shape[0])
+        per_word = 8 if self.form == "awq" else 1
+        if step != 1 or begin % per_word or end % per_word:
+            return None
+        words = slice(begin // per_word, end // per_word)
+        return replace(
+            self,
+            data=self.data[:, words] if self.form in BY_INPUTS else self.data[words],
+            shape=(end - begin, self.shape[1]),
+            scales=None if self.scales is None else self.scales[index],
+            zeros=None if self.zeros is None else self.zeros[index],
         )
 
 

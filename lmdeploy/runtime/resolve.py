@@ -141,6 +141,7 @@ def _resolve(
         max_context=config.session_len or spec.max_position,
         block_size=config.cache_block_seq_len,
         num_threads=config.num_threads or env.NUM_THREADS.number() or machine.cores,
+        kv_bits=config.quant_policy or 16,
     )
     plan, limits = _plan(checkpoint, guesses.draft, config, limits, machine, choice, server)
     return RuntimeConfig(
@@ -263,7 +264,7 @@ def _all_needs(checkpoint: Checkpoint, draft: Checkpoint | None, limits: Limits,
 
 def _needs(checkpoint: Checkpoint, limits: Limits, choice: Choice) -> Needs:
     if choice.backend == "pytorch":
-        torch = torch_plan(checkpoint.spec, choice.dtype, choice.device, limits.block_size)
+        torch = torch_plan(checkpoint.spec, choice.dtype, choice.device, limits.block_size, limits.kv_bits)
         token = torch.block // limits.block_size
         process = TORCH_PROCESS_BYTES[choice.device]
         return Needs(torch.weights, torch.workspace, torch.block, limits.block_size, token, process)
@@ -274,7 +275,7 @@ def _needs(checkpoint: Checkpoint, limits: Limits, choice: Choice) -> Needs:
         workspace=native.workspace,
         block=native.block,
         block_size=limits.block_size,
-        token=checkpoint.spec.kv_bytes_per_token(2),
+        token=native.block // limits.block_size,
     )
 
 
@@ -309,6 +310,10 @@ def _cautions(
     return tuple(cautions)
 
 
+def _kv_bits(limits: Limits) -> str:
+    return "" if limits.kv_bits == 16 else f", {limits.kv_bits} bits a value and scales"
+
+
 def plan_table(config: RuntimeConfig) -> str:
     """The start-up account for people, one fact a line."""
     plan = config.plan
@@ -330,7 +335,7 @@ def plan_table(config: RuntimeConfig) -> str:
             f"model      {model_name(config.model_path)} ({config.family})",
             f"engine     {config.engine}",
             *(f"{name:<10} {value:>9}  {more}".rstrip() for name, value, more in rows),
-            f"a token    {size(plan.kv_per_token)} of KV cache",
+            f"a token    {size(plan.kv_per_token)} of KV cache{_kv_bits(config.limits)}",
             f"at once    {at_once}, limited by {plan.bound}",
             f"threads    {config.limits.num_threads}{kernels}",
             *([f"speculation {config.speculative.line()}"] if config.speculative else []),

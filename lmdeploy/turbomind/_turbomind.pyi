@@ -49,6 +49,7 @@ class Limits:
     block_size: int
     num_blocks: int
     threads: int
+    kv_bits: int
 
 class Model:
     def __init__(self, shape: ModelShape, limits: Limits, cpus: Sequence[int], weight_bytes: int) -> None: ...
@@ -63,6 +64,19 @@ class Model:
         dst_row: int,
         run: int,
     ) -> None: ...
+    def pack_file(
+        self,
+        matrix: int,
+        form: int,
+        k: int,
+        group: int,
+        data: npt.NDArray[Any],
+        rows: npt.NDArray[np.int32] | None,
+        scales: npt.NDArray[np.uint16] | None,
+        zeros: npt.NDArray[np.uint8] | None,
+        dst_row: int,
+        run: int,
+    ) -> int: ...
     def add_vector(self, values: npt.NDArray[np.float32]) -> int: ...
     def place_vector(self, count: int) -> int: ...
     def place_order(self, layer: int, role: str, count: int) -> None: ...

@@ -123,6 +123,7 @@ def native_limits(config: NativeConfig) -> native.Limits:
     limits.max_rows, limits.max_step_tokens = given.max_rows, given.max_step_tokens
     limits.max_context, limits.block_size = given.max_context, given.block_size
     limits.num_blocks, limits.threads = config.num_blocks, given.num_threads
+    limits.kv_bits = given.kv_bits
     return limits
 
 

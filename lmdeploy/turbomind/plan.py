@@ -35,8 +35,22 @@ class NativePlan:
 def native_plan(spec: ModelSpec, headers: Headers, limits: Limits) -> NativePlan:
     """Exact needs of one model. ModelError when the native engine cannot compute it."""
     layout = model_layout(spec, headers)
-    block = spec.kv_bytes_per_token(2) * limits.block_size
+    block = kv_token_bytes(spec, limits.kv_bits) * limits.block_size
     return NativePlan(layout.nbytes, workspace_bytes(spec, layout, limits), block)
+
+
+def kv_token_bytes(spec: ModelSpec, bits: int) -> int:
+    """Keys and values of one token in all layers: codes, and scales (below 16 bits offsets too) of each head.
+
+    With 4 bits the dimensions of a value come in runs of 32 (csrc/kv_layer.cpp).
+    """
+    factors = 2 * (2 if bits == 16 else 4)
+    total = 0
+    for layer in spec.layers:
+        a = layer.attention
+        value = ceil_div(a.head_dim, 32) * 32 if bits == 4 else a.head_dim
+        total += a.num_kv_heads * ((a.head_dim + value) * bits // 8 + factors)
+    return total
 
 
 def workspace_bytes(spec: ModelSpec, layout: ModelLayout, limits: Limits) -> int:

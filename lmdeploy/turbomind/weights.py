@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from lmdeploy.errors import ModelError
 from lmdeploy.logging import get_logger
-from lmdeploy.quant.tensors import GroupedTensor, Tensor
+from lmdeploy.quant.tensors import Form, GroupedTensor, StoredMatrix, Tensor
 from lmdeploy.turbomind.layout import (
     BF16,
     INT8,
     INT8_MIN,
+    TILE,
     W4_MIN,
     W4_ZERO,
     MatrixLayout,
@@ -31,6 +32,27 @@ if TYPE_CHECKING:
 
 U16 = npt.NDArray[np.uint16]
 _OTHER = "the PyTorch engine may compute it (PytorchEngineConfig, --backend pytorch)"
+_NOT_FINITE, _ROUNDED, _ROUNDED_SCALES = 1, 2, 4  # notes of csrc/sources.h
+# SourceForm of csrc/sources.h, and what it is packed to.
+FORMS: dict[Form, tuple[int, int]] = {
+    "Q4_0": (0, W4_ZERO),
+    "Q4_1": (1, W4_MIN),
+    "Q5_0": (2, INT8),
+    "Q5_1": (3, INT8_MIN),
+    "Q8_0": (4, INT8),
+    "Q4_K": (5, W4_MIN),
+    "Q5_K": (6, INT8_MIN),
+    "Q6_K": (7, INT8),
+    "words4": (8, W4_ZERO),
+    "words8": (9, INT8),
+    "int8": (10, INT8),
+    "bfloat16": (11, BF16),
+    "float16": (12, BF16),
+    "float32": (13, BF16),
+    "awq": (14, W4_ZERO),
+    "gptq4": (15, W4_ZERO),
+    "gptq8": (16, INT8),
+}
 _ROWS_AT_ONCE = 4096  # dense rows converted together; a multiple of a tile
 
 
@@ -39,6 +61,8 @@ class Readable(Protocol):
 
     def read(self, name: str) -> Tensor: ...
     def called(self, name: str) -> str: ...
+    def stored_matrix(self, name: str) -> StoredMatrix | None: ...
+    def release(self, name: str) -> None: ...
 
 
 def load_weights(model: Model, checkpoint: Readable, layout: ModelLayout) -> None:
@@ -91,21 +115,61 @@ class Loader(Placement):
         matrix = super().matrix(layout)
         row = 0
         for half, name in enumerate(layout.tensors):
-            tensor = self._checkpoint.read(name)
-            if isinstance(tensor, GroupedTensor) and tensor.order is not None:
-                self._orders[name] = tensor.order
-            if rows is not None:
-                tensor = tensor.rows(rows) if isinstance(tensor, GroupedTensor) else tensor[rows]
-            self._pack(matrix, layout, name, tensor, half if layout.run else row)
-            row += tensor.shape[0]
-            del tensor
+            place = half if layout.run else row
+            stored = (
+                None if rows is not None or (row % TILE and not layout.run) else self._stored(name, layout)
+            )
+            row += (
+                self._read(matrix, layout, name, place, rows)
+                if stored is None
+                else self._pack_stored(matrix, layout, name, stored, place)
+            )
+            self._checkpoint.release(name)
         return matrix
+
+    def _stored(self, name: str, layout: MatrixLayout) -> StoredMatrix | None:
+        """The tensor as its file holds it, if it is packed to what the layout says."""
+        stored = self._checkpoint.stored_matrix(name)
+        return stored if stored is not None and FORMS[stored.form][1] == layout.kind else None
+
+    def _read(self, matrix: int, layout: MatrixLayout, name: str, place: int, rows: Order | None) -> int:
+        tensor = self._checkpoint.read(name)
+        if isinstance(tensor, GroupedTensor) and tensor.order is not None:
+            self._orders[name] = tensor.order
+        if rows is not None:
+            tensor = tensor.rows(rows) if isinstance(tensor, GroupedTensor) else tensor[rows]
+        self._pack(matrix, layout, name, tensor, place)
+        return int(tensor.shape[0])
+
+    def _pack_stored(
+        self, matrix: int, layout: MatrixLayout, name: str, stored: StoredMatrix, place: int
+    ) -> int:
+        n, k = stored.shape
+        notes = self._model.pack_file(
+            matrix,
+            FORMS[stored.form][0],
+            k,
+            _whole_groups(stored.group_size, k),
+            stored.data,
+            stored.rows,
+            None if stored.scales is None else self._half(name, stored.scales),
+            None if stored.zeros is None else np.ascontiguousarray(stored.zeros).reshape(-1),
+            place,
+            layout.run,
+        )
+        if notes & _NOT_FINITE:
+            self._checkpoint.read(name)  # refuses what is not finite in the file itself
+            raise self._too_large(name, "values or scales too large for the types")
+        if notes & _ROUNDED:
+            self._rounded.append(name)
+        if notes & _ROUNDED_SCALES:
+            self._coarse.append(name)
+        return n
 
     def _pack(self, matrix: int, layout: MatrixLayout, name: str, tensor: Tensor, row: int) -> None:
         if isinstance(tensor, GroupedTensor):
             codes, parameters = self._grouped(layout, name, tensor)
-            # One scale for the whole row fits every group that the matrix may have.
-            group = -(-tensor.group_size // 128) * 128 if tensor.group_size >= layout.k else tensor.group_size
+            group = _whole_groups(tensor.group_size, layout.k)
             self._model.pack(matrix, layout.kind, group, codes, parameters, row, layout.run)
             return
         if layout.kind != BF16:
@@ -156,9 +220,17 @@ class Loader(Placement):
             return
         if not np.isfinite(values.astype(np.float32)).all():
             raise ModelError(f"{self._checkpoint.called(name)} holds NaN or infinity; fetch it again")
-        raise ModelError(
-            f"{self._checkpoint.called(name)} has {what}, in which the native engine keeps them; {_OTHER}"
+        raise self._too_large(name, what)
+
+    def _too_large(self, name: str, what: str) -> ModelError:
+        return ModelError(
+            f"{self._checkpoint.called(name)} has {what} in which the native engine keeps them; {_OTHER}"
         )
+
+
+def _whole_groups(group: int, k: int) -> int:
+    """One scale for the whole row fits every group that the matrix may have."""
+    return -(-group // 128) * 128 if group >= k else group
 
 
 def _report(names: list[str], what: str) -> None:

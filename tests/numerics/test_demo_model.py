@@ -1,7 +1,7 @@
 """The demo model on each engine against transformers in float32 on the dequantised weights.
 
 Tolerance, set by the native engine: activations are rounded to 14 bits a group (two int8 planes), keys and
-values to fp16. Each of 30 layers adds a relative error of some 1e-4; logits may differ by 5e-3 of their
+values to 15. Each of 30 layers adds a relative error of some 1e-4; logits may differ by 5e-3 of their
 standard deviation.
 """
 

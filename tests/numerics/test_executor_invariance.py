@@ -41,11 +41,12 @@ MODELS = {
 @dataclass
 class Solo:
     kind: str
+    kv_bits: int
     case: Case
     logits: npt.NDArray[np.float32]
 
     def executor(self, threads: int | None = None, **fields: int) -> Any:
-        return make_executor(self.kind, self.case[1], self.case[2], threads, **fields)
+        return make_executor(self.kind, self.case[1], self.case[2], threads, kv_bits=self.kv_bits, **fields)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -53,10 +54,14 @@ def model(request: pytest.FixtureRequest) -> Case:
     return MODELS[request.param]()
 
 
-@pytest.fixture(scope="module", params=EXECUTORS)
+CACHES = [(executor, bits) for executor in EXECUTORS for bits in (16, 8, 4)]
+
+
+@pytest.fixture(scope="module", params=CACHES, ids=lambda x: f"{x[0]} {x[1]}")
 def solo(request: pytest.FixtureRequest, model: Case) -> Solo:
-    executor = make_executor(request.param, model[1], model[2])
-    return Solo(request.param, model, sequence_logits(executor, IDS))
+    executor, bits = request.param
+    logits = sequence_logits(make_executor(executor, model[1], model[2], kv_bits=bits), IDS)
+    return Solo(executor, bits, model, logits)
 
 
 def assert_same(got: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> None:

@@ -17,6 +17,7 @@ import quantised_hf as q
 import torch
 from executors import make_torch
 from native_case import relative_rms, sequence_logits
+from packing import both_images
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lmdeploy import TurbomindEngineConfig
@@ -175,6 +176,20 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     tolerance = TOLERANCE if exact else 5e-3
     assert relative_rms(sequence_logits(executor, IDS), wanted) < tolerance
     assert relative_rms(sequence_logits(executor, IDS[:20], chunk=1), wanted[:20]) < tolerance
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_packing_from_the_file_gives_the_same_bits(name: str, tmp_path: Path) -> None:
+    quantise, quantization = CASES[name]
+    fast, slow, forms = both_images(q.llama(quantise).write(tmp_path, quantization))
+    assert np.array_equal(fast, slow)
+    by_python = (
+        "act-order",
+        "fp8",
+        "zero points",
+        "gptq 8 bit",
+    )
+    assert len(forms) >= 15 or any(word in name for word in by_python)
 
 
 def test_a_quantised_head_in_its_own_order(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from demo_model import demo_gguf
-from executors import EXECUTORS, engine_config
+from executors import engine_config
 from small_llama import save_small_llama
 
 from lmdeploy.engine.loop import Engine
@@ -34,17 +34,23 @@ class Maker:
 
     executor: str
     model: Path
+    quant_policy: int = 0
 
     def __call__(self, **fields: Any) -> Engine:
         options = dict(session_len=512, max_batch_size=40, num_threads=2, cache_block_seq_len=32)
+        options["quant_policy"] = self.quant_policy
         return build_engine(resolve(str(self.model), engine_config(self.executor, **{**options, **fields})))
 
 
-@pytest.fixture(scope="module", params=EXECUTORS)
+CACHES = [("turbomind", 0), ("turbomind", 8), ("turbomind", 4), ("pytorch", 0), ("pytorch", 4)]
+
+
+@pytest.fixture(scope="module", params=CACHES, ids=lambda x: f"{x[0]} {x[1]}")
 def make_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Maker:
-    if request.param == "turbomind":
-        return Maker("turbomind", demo_gguf())
-    return Maker(request.param, save_small_llama(tmp_path_factory.mktemp("small")))
+    executor, quant_policy = request.param
+    if executor == "turbomind":
+        return Maker(executor, demo_gguf(), quant_policy)
+    return Maker(executor, save_small_llama(tmp_path_factory.mktemp("small")), quant_policy)
 
 
 def main_request(name: str = "main") -> Request:

@@ -12,8 +12,8 @@ import pytest
 from lmdeploy.turbomind import _turbomind
 
 INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\t(\S+)\s*(.*)$")
-STACK = re.compile(r"(-0x[0-9a-f]+\(%rbp|\(%rsp)")
-HOT = {"vpdpbusd": "zmm", "vdpbf16ps": "zmm", "vpmaddwd": "ymm"}
+STACK = re.compile(r"\(%r[bs]p\)")  # sums have fixed places there; arrays are indexed
+HOT = {"vpdpbusd": "zmm", "vdpbf16ps": "zmm", "vpdpwssd": "zmm", "vpmaddwd": "ymm"}
 
 
 def instructions() -> list[tuple[int, str, str]]:

@@ -50,14 +50,14 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("threads", [1, 3])
-def test_memory_taken_is_memory_planned(name: str, threads: int) -> None:
+@pytest.mark.parametrize(("threads", "bits"), [(1, 16), (3, 16), (1, 8), (2, 4)])
+def test_memory_taken_is_memory_planned(name: str, threads: int, bits: int) -> None:
     _, spec, tensors = MODELS[name]()
-    limits = Limits(5, 77, 3000, 16, threads)
+    limits = Limits(5, 77, 3000, 16, threads, bits)
     checkpoint = MemoryCheckpoint(spec, tensors)
     plan = native_plan(spec, {n: checkpoint.info(n) for n in tensors}, limits)
     assert checkpoint.reads == 0
-    fields = {"max_rows": 5, "max_step_tokens": 77, "max_context": 3000, "num_blocks": 9}
+    fields = {"max_rows": 5, "max_step_tokens": 77, "max_context": 3000, "num_blocks": 9, "kv_bits": bits}
     model = make_executor(spec, tensors, threads, **fields)._model
     assert model.weight_bytes_used == plan.weights
     assert model.workspace_bytes == plan.workspace

@@ -39,16 +39,18 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "bits"), [("float32", 16), ("bfloat16", 16), ("float32", 8), ("float32", 4)]
+)
 @pytest.mark.parametrize("name", MODELS)
-def test_memory_taken_is_memory_planned(name: str, dtype: str) -> None:
+def test_memory_taken_is_memory_planned(name: str, dtype: str, bits: int) -> None:
     """Weights and cache to the byte; what a step takes is at most what is planned, and most of it."""
     _, spec, tensors = MODELS[name]()
-    executor = make_torch(spec, tensors, dtype=dtype, num_blocks=20)
-    plan = torch_plan(spec, dtype, "cpu", 16)
+    executor = make_torch(spec, tensors, dtype=dtype, num_blocks=20, kv_bits=bits)
+    plan = torch_plan(spec, dtype, "cpu", 16, bits)
     assert sum(x.nbytes for x in executor.weights.values()) == plan.weights
-    assert executor.cache.nbytes == 20 * plan.block
-    known = [*executor.weights.values(), *executor.cache.keys, *executor.cache.values]
+    assert sum(x.nbytes for x in executor.cache.tensors()) == 20 * plan.block
+    known = [*executor.weights.values(), *executor.cache.tensors()]
     with LiveTensors(known) as live:
         executor.execute(make_batch([NewTokens(IDS, 0, BLOCKS)], samples([299], temperature=1.0)))
     drawing = 6 * 8 * spec.vocab_size  # in NumPy

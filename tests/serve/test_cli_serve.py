@@ -25,7 +25,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 REFUSED = [
     (["--tp", "2"], "one engine on one machine"),
     (["--dp", "2"], "one engine on one machine"),
-    (["--quant-policy", "8"], "16 bit"),
+    (["--quant-policy", "5"], "quant-policy"),
     (["--communicator", "native"], "GPU"),
     (["--backend", "cuda"], "turbomind"),
     (["--proxy-url", "http://x"], "no proxy"),

@@ -56,7 +56,8 @@ def make_torch(
 def fill_cache(executor: Any, value: float) -> None:
     """Every key and value of the cache becomes `value`, as a fault would leave it."""
     if hasattr(executor, "_model"):
-        executor._model.fill_cache(int(np.float16(value).view(np.uint16)))
+        # As bits of bfloat16, in which scales and offsets are.
+        executor._model.fill_cache(int(np.float32(value).view(np.uint32)) >> 16)
         return
-    for cache in (*executor.cache.keys, *executor.cache.values):
-        cache.fill_(value)
+    for tensor in executor.cache.tensors():
+        tensor.fill_(value if tensor.is_floating_point() else 255)

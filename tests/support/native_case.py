@@ -46,6 +46,12 @@ class MemoryCheckpoint:
     def called(self, name: str) -> str:
         return f"memory: tensor {name!r}"
 
+    def stored_matrix(self, name: str) -> None:
+        return None
+
+    def release(self, name: str) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

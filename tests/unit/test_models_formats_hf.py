@@ -46,6 +46,7 @@ def read(quantization: dict[str, Any], parts: q.Parts) -> tuple[Tensor, Any]:
     headers = {n: Header(v.shape, q._DTYPES[v.dtype.name], v.nbytes) for n, v in parts.items()}
     module = Module("here", "x", headers)
     matrix = scheme.matrix(module)
+    scheme.stored(module, parts)  # refuses what reading refuses
     return scheme.read(module, parts), matrix
 
 

@@ -21,7 +21,7 @@ from lmdeploy.turbomind.layout import (
     MatrixLayout,
     model_layout,
 )
-from lmdeploy.turbomind.plan import native_plan
+from lmdeploy.turbomind.plan import kv_token_bytes, native_plan
 
 ATTENTION = AttentionSpec(4, 2, 32, 0.2, RopeSpec(10000.0, 32))
 SPEC = ModelSpec(
@@ -73,7 +73,16 @@ def test_weights_and_cache_of_a_dense_model() -> None:
     matrices = 1000 * 128 + 2 * (128 * 128 * 2 + 64 * 128 * 2 + 3 * 320 * 128)
     padding = 8 * 128  # the vocabulary to whole tiles
     assert plan.weights == 2 * (matrices + padding) + 5 * 128 * 4
-    assert plan.block == 2 * 2 * 2 * 32 * 2 * 16  # layers, key and value, heads, dim, bytes, tokens
+    assert plan.block == 2 * 2 * 2 * (32 * 2 + 2) * 16  # layers, key and value, heads, dim and scale, tokens
+
+
+@pytest.mark.parametrize(
+    ("bits", "head_dim", "head"),
+    [(16, 64, 2 * 64 * 2 + 4), (8, 64, 2 * 64 + 8), (4, 64, 2 * 32 + 8), (8, 80, 168), (4, 80, 40 + 48 + 8)],
+)
+def test_cache_of_fewer_bits(bits: int, head_dim: int, head: int) -> None:
+    layers = (LayerSpec(replace(ATTENTION, head_dim=head_dim), FfnSpec(320)),) * 2
+    assert kv_token_bytes(replace(SPEC, layers=layers), bits) == 2 * 2 * head  # layers, heads
 
 
 def test_workspace_grows_with_each_limit() -> None:

@@ -70,7 +70,7 @@ def memory_for(model: str, blocks: int, **fields: Any) -> Machine:
 def test_everything_is_concrete_and_travels_to_another_process(model: str) -> None:
     config = resolved(model)
     assert (config.session_len, config.max_batch_size, config.limits.num_threads) == (MODEL_LEN, 32, 2)
-    assert config.plan.kv_per_token == 2 * LAYERS * KV_HEADS * HEAD_DIM * 2
+    assert config.plan.kv_per_token == 2 * LAYERS * KV_HEADS * (HEAD_DIM * 2 + 2)
     assert config.plan.num_blocks == 32 * MODEL_LEN // 64
     assert config.plan.bound == "max_batch_size"
     assert config.kernels == "avx2"
@@ -113,6 +113,18 @@ def test_memory_limit_changes_the_pool_and_says_where_it_comes_from(model: str) 
     assert config.plan.num_blocks == 9
     assert (config.plan.sequences, config.plan.bound) == (2, "memory")
     assert "limited by /sys/fs/cgroup/job" in plan_table(config)
+
+
+@pytest.mark.parametrize(("quant_policy", "head"), [(8, HEAD_DIM + 4), (4, HEAD_DIM // 2 + 4)])
+def test_fewer_bits_make_more_blocks_and_are_said(model: str, quant_policy: int, head: int) -> None:
+    tight = memory_for(model, 9)
+    plain, config = resolved(model, tight), resolved(model, tight, quant_policy=quant_policy)
+    assert config.plan.kv_per_token == 2 * LAYERS * KV_HEADS * head
+    gain = plain.plan.kv_per_token / config.plan.kv_per_token
+    assert config.plan.num_blocks == int(9.5 * gain)
+    assert f"{quant_policy} bits a value" in plan_table(config)
+    assert "bits a value" not in plan_table(plain)
+    assert config.limits.kv_bits == quant_policy
 
 
 def test_the_default_length_shrinks_to_what_fits_and_says_so(model: str) -> None:

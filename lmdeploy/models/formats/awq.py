@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmdeploy.models.formats.module import FLOATS, Array, Matrix, Module, Options, channel_scales
-from lmdeploy.quant.tensors import GroupedTensor, Tensor
+from lmdeploy.quant.tensors import GroupedTensor, StoredMatrix, Tensor
 
 _CHANNELS = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -40,6 +40,11 @@ class Awq:
         codes, zeros = _channels(parts["qweight"]), _channels(parts["qzeros"])
         group = codes.shape[1] // zeros.shape[1]
         return GroupedTensor(4, group, codes, channel_scales(parts["scales"]), zeros=zeros)
+
+    def stored(self, module: Module, parts: Mapping[str, Array]) -> StoredMatrix | None:
+        words, zeros, scales = parts["qweight"], _channels(parts["qzeros"]), channel_scales(parts["scales"])
+        shape = 8 * words.shape[1], words.shape[0]
+        return StoredMatrix("awq", words, shape, shape[1] // zeros.shape[1], scales=scales, zeros=zeros)
 
 
 def scheme(options: Options) -> Awq:

@@ -31,7 +31,7 @@ from lmdeploy.models.formats.module import (
     unpack,
     with_zeros,
 )
-from lmdeploy.quant.tensors import GroupedTensor, Tensor
+from lmdeploy.quant.tensors import GroupedTensor, StoredMatrix, Tensor
 
 _NAME = "compressed-tensors"
 
@@ -71,23 +71,42 @@ class PackQuantized:
         return Matrix((n, k), kind, self.bits, k // groups, ordered)
 
     def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
-        codes, scales = unpack(parts["weight_packed"], self.bits), parts["weight_scale"]
-        if scales.dtype != np.float16:
-            scales = scales.astype(np.float32)
+        codes, scales = unpack(parts["weight_packed"], self.bits), _narrow(parts["weight_scale"])
         group, order = codes.shape[1] // scales.shape[1], None
         if "weight_g_idx" in parts and scales.shape[1] > 1:
             order = order_of(module, "weight_g_idx", parts["weight_g_idx"], group)
             codes = np.take(codes, order, axis=1)
-        middle = 1 << self.bits - 1
-        zeros = np.full(scales.shape, middle, np.uint8)
-        if "weight_zero_point" in parts:
-            zeros[:] = unpack(parts["weight_zero_point"].T, self.bits).T[: len(zeros)]
-            _check_symmetric(module, self.symmetric, zeros, middle)
+        zeros = self._zeros(module, parts, scales.shape)
         if self.bits == 8 and self.symmetric:
             return GroupedTensor(8, group, (codes ^ 0x80).view(np.int8), scales, order=order)
         if self.bits == 8:
             return with_zeros(codes, zeros, scales, order)
         return GroupedTensor(4, group, codes, scales, zeros=zeros, order=order)
+
+    def stored(self, module: Module, parts: Mapping[str, Array]) -> StoredMatrix | None:
+        words, scales = parts["weight_packed"], _narrow(parts["weight_scale"])
+        if ("weight_g_idx" in parts and scales.shape[1] > 1) or (self.bits == 8 and not self.symmetric):
+            return None
+        data, shape = words.view(np.uint8), (words.shape[0], words.shape[1] * 32 // self.bits)
+        group, zeros = shape[1] // scales.shape[1], self._zeros(module, parts, scales.shape)
+        if self.bits == 8:
+            return StoredMatrix("words8", data, shape, group, scales=scales)
+        return StoredMatrix("words4", data, shape, group, scales=scales, zeros=zeros)
+
+    def _zeros(
+        self, module: Module, parts: Mapping[str, Array], shape: tuple[int, ...]
+    ) -> npt.NDArray[np.uint8]:
+        middle = 1 << self.bits - 1
+        zeros = np.full(shape, middle, np.uint8)
+        if "weight_zero_point" in parts:
+            zeros[:] = unpack(parts["weight_zero_point"].T, self.bits).T[: len(zeros)]
+            _check_symmetric(module, self.symmetric, zeros, middle)
+        return zeros
+
+
+def _narrow(scales: Array) -> npt.NDArray[np.floating]:
+    """float16 as it is, other types as float32."""
+    return scales if scales.dtype == np.float16 else scales.astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +137,24 @@ class Bytes:
 
     def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
         codes = parts["weight"]
-        scales = self._each(parts["weight_scale"], len(codes))
-        if scales.dtype != np.float16:
-            scales = scales.astype(np.float32)
-        if "weight_zero_point" in parts:
-            _check_symmetric(module, self.symmetric, parts["weight_zero_point"], 0)
+        scales = self._scales(module, parts, len(codes))
         if self.symmetric:
             return GroupedTensor(8, codes.shape[1] // scales.shape[1], codes, scales)
         zeros = self._each(parts["weight_zero_point"], len(codes))
         return with_zeros(_unsigned(codes), _unsigned(zeros), scales)
+
+    def stored(self, module: Module, parts: Mapping[str, Array]) -> StoredMatrix | None:
+        codes = parts["weight"]
+        n, k = codes.shape
+        scales = self._scales(module, parts, n)
+        if not self.symmetric or k % 4:
+            return None
+        return StoredMatrix("int8", codes.view(np.uint8), (n, k), k // scales.shape[1], scales=scales)
+
+    def _scales(self, module: Module, parts: Mapping[str, Array], n: int) -> npt.NDArray[np.floating]:
+        if "weight_zero_point" in parts:
+            _check_symmetric(module, self.symmetric, parts["weight_zero_point"], 0)
+        return _narrow(self._each(parts["weight_scale"], n))
 
     @staticmethod
     def _each(values: Array, n: int) -> Array:

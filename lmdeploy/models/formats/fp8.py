@@ -17,7 +17,7 @@ import numpy as np
 
 from lmdeploy.models.fields import shown
 from lmdeploy.models.formats.module import FLOATS, Array, Matrix, Module, Options
-from lmdeploy.quant.tensors import Tensor
+from lmdeploy.quant.tensors import StoredMatrix, Tensor
 
 UNUSED = ("input_scale", "activation_scale", "k_scale", "v_scale", "output_scale")
 _ROWS_AT_ONCE = 1024  # so that reading takes little more memory than its result
@@ -75,6 +75,9 @@ class Fp8:
             part *= np.repeat(own, columns, axis=1)[:, :k]
             result[begin : begin + len(part)] = part.astype(_BFLOAT16)
         return result
+
+    def stored(self, module: Module, parts: Mapping[str, Array]) -> StoredMatrix | None:
+        return None
 
 
 def block_shape(options: Options, key: str) -> tuple[int, int] | None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from lmdeploy.models.formats.gguf_blocks import TensorKind
 from lmdeploy.models.formats.module import (
@@ -29,7 +30,7 @@ from lmdeploy.models.formats.module import (
     unpack,
     with_zeros,
 )
-from lmdeploy.quant.tensors import GroupedTensor, Tensor
+from lmdeploy.quant.tensors import GroupedTensor, StoredMatrix, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +65,47 @@ class Gptq:
 
     def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
         codes = unpack(parts["qweight"].T, self.bits)
-        zeros = np.ascontiguousarray(unpack(parts["qzeros"], self.bits).T)
-        zeros += np.uint8(self.zero_offset)  # 1 to 16; 8 bits wrap, and are checked below
-        scales, group = channel_scales(parts["scales"]), codes.shape[1] // zeros.shape[1]
-        order = None
-        if "g_idx" in parts and zeros.shape[1] > 1:
-            order = order_of(module, "g_idx", parts["g_idx"], group)
-        if order is not None and not self.desc_act:
-            if not np.array_equal(order, np.arange(len(order))):
-                raise module.fail("g_idx", "is not in order, although desc_act is false")
-            order = None
+        scales, zeros = channel_scales(parts["scales"]), self._zeros(module, parts)
+        group, order = codes.shape[1] // scales.shape[1], self._order(module, parts, codes.shape[1])
         if order is not None:
             codes = np.take(codes, order, axis=1)
-        if self.symmetric and self.bits == 4 and zeros.size and (zeros == zeros[0, 0]).all():
-            _check_version(module, int(zeros[0, 0]))
         if self.bits == 4:
             return GroupedTensor(4, group, codes, scales, zeros=zeros, order=order)
         if not self.symmetric:
             return with_zeros(codes, zeros, scales, order)
-        if (zeros != 128).any():
-            raise module.fail("qzeros", "holds zero points other than 128, although sym is true")
         return GroupedTensor(8, group, (codes ^ 0x80).view(np.int8), scales, order=order)
+
+    def stored(self, module: Module, parts: Mapping[str, Array]) -> StoredMatrix | None:
+        words, scales = parts["qweight"], channel_scales(parts["scales"])
+        k = words.shape[0] * 32 // self.bits
+        if self._order(module, parts, k) is not None or (self.bits == 8 and not self.symmetric):
+            return None
+        zeros, shape, group = self._zeros(module, parts), (words.shape[1], k), k // scales.shape[1]
+        if self.bits == 8:
+            return StoredMatrix("gptq8", words, shape, group, scales=scales)
+        return StoredMatrix("gptq4", words, shape, group, scales=scales, zeros=zeros)
+
+    def _zeros(self, module: Module, parts: Mapping[str, Array]) -> npt.NDArray[np.uint8]:
+        """[N, groups]; of 8 bits that are symmetric, all must be 128."""
+        zeros = np.array(unpack(parts["qzeros"], self.bits).T, order="C")
+        zeros += np.uint8(self.zero_offset)  # 1 to 16; 8 bits wrap
+        if self.bits == 8 and self.symmetric and (zeros != 128).any():
+            raise module.fail("qzeros", "holds zero points other than 128, although sym is true")
+        if self.bits == 4 and self.symmetric and (zeros == zeros[0, 0]).all():
+            _check_version(module, int(zeros[0, 0]))
+        return zeros
+
+    def _order(self, module: Module, parts: Mapping[str, Array], k: int) -> npt.NDArray[np.int32] | None:
+        """In which the inputs lie when sorted by group, where that is not as they are."""
+        groups = parts["scales"].shape[0]
+        if "g_idx" not in parts or groups == 1:
+            return None
+        order = order_of(module, "g_idx", parts["g_idx"], k // groups)
+        if self.desc_act:
+            return order
+        if not np.array_equal(order, np.arange(k)):
+            raise module.fail("g_idx", "is not in order, although desc_act is false")
+        return None
 
 
 def _check_version(module: Module, zero: int) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lmdeploy.errors import ModelError
 from lmdeploy.models.fields import shown
 from lmdeploy.models.formats.gguf_blocks import TensorKind
-from lmdeploy.quant.tensors import GroupedTensor, Tensor
+from lmdeploy.quant.tensors import GroupedTensor, StoredMatrix, Tensor
 
 Array = npt.NDArray[Any]
 FLOATS = ("F16", "BF16", "F32")
@@ -135,6 +135,9 @@ class Scheme(Protocol):
 
     def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
         """The values, from stored tensors [as `matrix` has checked them]."""
+
+    def stored(self, module: Module, parts: Mapping[str, Array]) -> StoredMatrix | None:
+        """The same with its codes as they are stored, or None. ModelError as `read`."""
 
 
 def unpack(words: Array, bits: int) -> npt.NDArray[np.uint8]:

@@ -4,20 +4,14 @@
 #include <cmath>
 #include <cstring>
 
+#include "kv_layer.h"
+
 namespace lmdeploy {
 
-namespace {
-
-size_t layer_block_values(const LayerShape& l, int block_size) {
-  return size_t{2} * l.kv_heads * block_size * l.head_dim;
-}
-
-}  // namespace
-
-size_t cache_block_bytes(const ModelShape& shape, int block_size) {
-  size_t values = 0;
-  for (const LayerShape& l : shape.layers) values += layer_block_values(l, block_size);
-  return values * sizeof(uint16_t);
+size_t cache_block_bytes(const ModelShape& shape, int block_size, int kv_bits) {
+  size_t bytes = 0;
+  for (const LayerShape& l : shape.layers) bytes += l.kv_heads * kv_head_bytes(block_size, l.head_dim, kv_bits);
+  return bytes;
 }
 
 Model::Model(const ModelShape& shape, const Limits& limits, const std::vector<int>& cpus, size_t weight_bytes,
@@ -27,7 +21,7 @@ Model::Model(const ModelShape& shape, const Limits& limits, const std::vector<in
       kernels_(kernels),
       pool_(cpus),
       weights_(weight_bytes, static_cast<int>(shape.layers.size())),
-      cache_memory_(cache_block_bytes(shape, limits.block_size) * limits.num_blocks),
+      cache_memory_(cache_block_bytes(shape, limits.block_size, limits.kv_bits) * limits.num_blocks),
       workspace_memory_(workspace_bytes(shape, limits, kernels)),
       arena_(workspace_memory_.data(), workspace_memory_.size()),
       space_(shape, limits, kernels, arena_) {
@@ -36,11 +30,10 @@ Model::Model(const ModelShape& shape, const Limits& limits, const std::vector<in
     workspace_memory_.touch(thread, pool_.size());
   };
   pool_.run(touch);
-  auto* base = reinterpret_cast<uint16_t*>(cache_memory_.data());
+  uint8_t* base = cache_memory_.data();
   for (const LayerShape& l : shape_.layers) {
-    int64_t block = static_cast<int64_t>(layer_block_values(l, limits.block_size));
-    cache_.push_back({base, block, block / l.kv_heads, limits.block_size, l.head_dim});
-    base += block * limits.num_blocks;
+    cache_.push_back(make_kv_layer(base, l.kv_heads, limits.block_size, l.head_dim, limits.kv_bits));
+    base += cache_.back().block_stride * limits.num_blocks;
   }
   int offset = 0;
   for (const auto& frequencies : shape_.rope) {

@@ -119,7 +119,7 @@ class Model {
   Counter counters_[kCounters];
 };
 
-size_t cache_block_bytes(const ModelShape& shape, int block_size);
+size_t cache_block_bytes(const ModelShape& shape, int block_size, int kv_bits);
 
 template <class F>
 void Model::distribute(Worker& w, int total, int piece, bool fixed, F f) {

@@ -100,6 +100,7 @@ void Model::query_head(Worker& w, const Input& input, int layer, int head, int f
     if (shape.qk_norm_across) continue;
     position_head(shape, weights_.layer(layer).q_norm, first + row, out);
     for (int d = 0; d < shape.head_dim; ++d) out[d] *= shape.scale;
+    kernels_.rotate(out, shape.head_dim);
   }
   w.watch.lap(kOpRopeStore);
 }
@@ -155,6 +156,7 @@ void Model::norm_across_heads(Worker& w, int layer) {
     kernels_.rms_norm(key, weights.k_norm, offset, eps, shape.kv_dim(), key);
     for (int head = 0; head < shape.heads; ++head) rotate_head(shape, token, q + head * shape.head_dim);
     for (int i = 0; i < shape.q_dim(); ++i) q[i] *= shape.scale;
+    for (int head = 0; head < shape.heads; ++head) kernels_.rotate(q + head * shape.head_dim, shape.head_dim);
     for (int head = 0; head < shape.kv_heads; ++head, key += shape.head_dim) {
       rotate_head(shape, token, key);
       store_kv(layer, head, token, key, key + shape.kv_dim());

@@ -47,6 +47,7 @@ struct Limits {
   int max_context = 0;  // tokens; longer sequences work, but few of them are not spread over threads
   int block_size = 0, num_blocks = 0;
   int threads = 1;
+  int kv_bits = 16;  // of a code in the cache: 16, 8 or 4
 };
 
 }  // namespace lmdeploy

@@ -1,6 +1,7 @@
 #include "weights.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 namespace lmdeploy {
@@ -42,6 +43,31 @@ void Weights::pack(int matrix, const PackSource& source, int dst_row, int run, T
     }
   };
   pool.run(share);
+}
+
+uint32_t Weights::pack_file(int matrix, const FileMatrix& source, int dst_row, int run, ThreadPool& pool) {
+  const Matrix& dst = matrices_.at(matrix);
+  int tiles = (source.n + kTile - 1) / kTile;
+  int last = run > 0 ? tiles * kTile * 2 : dst_row + source.n;
+  bool fits = packed_kind(source.form) == dst.kind && source.k == dst.k && last <= dst.n && dst_row >= 0;
+  if (!fits || (run == 0 && dst_row % kTile != 0) || (dst.kind != kBf16 && source.group % dst.group != 0)) {
+    throw std::invalid_argument("a file's matrix that does not fit the packed one");
+  }
+  std::atomic<uint32_t> notes{0};
+  auto share = [&](int thread) {
+    int end = static_cast<int>(int64_t{tiles} * (thread + 1) / pool.size());
+    for (int tile = static_cast<int>(int64_t{tiles} * thread / pool.size()); tile < end; tile += kTilesAtOnce) {
+      int count = std::min(kTilesAtOnce, end - tile);
+      int32_t to[kTilesAtOnce];
+      for (int i = 0; i < count; ++i) {
+        int row = (tile + i) * kTile;
+        to[i] = (run > 0 ? interleaved(row, source.n, run, dst_row) : dst_row + row) / kTile;
+      }
+      notes.fetch_or(pack_file_tiles(source, tile, count, dst, to));
+    }
+  };
+  pool.run(share);
+  return notes.load();
 }
 
 int Weights::add_vector(const float* values, size_t count) {

@@ -10,6 +10,7 @@
 #include "kernels/table.h"
 #include "memory.h"
 #include "pack.h"
+#include "sources.h"
 #include "thread_pool.h"
 
 namespace lmdeploy {
@@ -48,6 +49,8 @@ class Weights {
   // Copies `count` source rows to channels from dst_row on, on all threads of the pool. `runs` > 0: into runs of
   // that many channels, every other one, as gate_up wants them; dst_row then is 0 (gate) or 1 (up).
   void pack(int matrix, const PackSource& source, int dst_row, int run, ThreadPool& pool);
+  // The same from the bytes of a file, whose channels fill whole tiles from dst_row on; returns notes (sources.h).
+  uint32_t pack_file(int matrix, const FileMatrix& source, int dst_row, int run, ThreadPool& pool);
   // values: null leaves the place as it is.
   int add_vector(const float* values, size_t count);
   // The order in which a linear's matrices take the values of a row: a permutation of 0..count - 1. Null: the order

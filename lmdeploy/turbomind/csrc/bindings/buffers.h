@@ -8,6 +8,7 @@
 #include <new>
 
 #include "kernels/table.h"
+#include "kv_layer.h"
 #include "pack.h"
 
 namespace lmdeploy {
@@ -76,10 +77,9 @@ struct PreparedRows {
 };
 
 struct KvCache {
-  KvCache(int blocks_, int heads_, int block_size, int head_dim)
-      : blocks(blocks_), heads(heads_), memory(size_t(blocks_) * heads_ * 2 * block_size * head_dim * 2) {
-    const int64_t head_stride = int64_t{2} * block_size * head_dim;
-    layer = {static_cast<uint16_t*>(memory.data()), head_stride * heads_, head_stride, block_size, head_dim};
+  KvCache(int blocks_, int heads_, int block_size, int head_dim, int bits)
+      : blocks(blocks_), heads(heads_), memory(blocks_ * heads_ * kv_head_bytes(block_size, head_dim, bits)) {
+    layer = make_kv_layer(static_cast<uint8_t*>(memory.data()), heads, block_size, head_dim, bits);
   }
   int blocks, heads;
   Buffer memory;

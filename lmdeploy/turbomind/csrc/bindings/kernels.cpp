@@ -132,6 +132,16 @@ Result<float> add_scaled(const KernelTable& table, Floats x, Floats y, float sca
   return out;
 }
 
+// Each vector along the last axis.
+Result<float> rotate(const KernelTable& table, Floats heads) {
+  require(heads.ndim() == 3 && heads.shape(2) % kTile == 0, "heads must be [rows, heads, head_dim]");
+  const size_t dim = heads.shape(2);
+  Result<float> y = new_array<float>({heads.shape(0), heads.shape(1), dim});
+  std::copy_n(heads.data(), heads.size(), y.data());
+  for (size_t i = 0; i < heads.size(); i += dim) table.rotate(y.data() + i, int(dim));
+  return y;
+}
+
 void store_kv(const KernelTable& table, KvCache& cache, int kv_head, int block, int slot, Floats key, Floats value) {
   require(int(key.size()) == cache.layer.head_dim && key.size() == value.size(), "key and value are [head_dim]");
   require(kv_head < cache.heads && block < cache.blocks && slot < cache.layer.block_size, "place outside the cache");
@@ -225,10 +235,11 @@ void register_buffers(nb::module_& m) {
           "sum", [](const PreparedRows& self) { return copy_array(self.view.sum, self.groups()); },
           nb::rv_policy::automatic);
   nb::class_<KvCache>(m, "KvCache")
-      .def(nb::init<int, int, int, int>(), nb::arg("blocks"), nb::arg("heads"), nb::arg("block_size"),
-           nb::arg("head_dim"))
-      .def("fill", [](KvCache& self, uint16_t bits) { std::fill_n(self.layer.base, self.memory.size() / 2, bits); })
-      .def("data", [](const KvCache& self) { return copy_array(self.layer.base, self.memory.size() / 2); });
+      .def(nb::init<int, int, int, int, int>(), nb::arg("blocks"), nb::arg("heads"), nb::arg("block_size"),
+           nb::arg("head_dim"), nb::arg("bits") = 16)
+      .def("fill", [](KvCache& self, uint8_t byte) { std::fill_n(self.layer.base, self.memory.size(), byte); })
+      .def("data", [](const KvCache& self) { return copy_array(self.layer.base, self.memory.size()); })
+      .def_prop_ro("nbytes", [](const KvCache& self) { return self.memory.size(); });
 }
 
 }  // namespace
@@ -257,6 +268,7 @@ void register_kernels(nb::module_& parent) {
       .def("rope", rope)
       .def("activation", activation)
       .def("add_scaled", add_scaled)
+      .def("rotate", rotate)
       .def("store_kv", store_kv)
       .def("attend", attend, nb::arg("cache"), nb::arg("kv_head"), nb::arg("blocks"), nb::arg("kv_begin"),
            nb::arg("kv_end"), nb::arg("position"), nb::arg("q"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f)

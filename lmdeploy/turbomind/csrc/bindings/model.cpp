@@ -5,10 +5,12 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -175,6 +177,51 @@ void pack(Model& model, int matrix, int kind, int group, const Codes& codes, con
   model.weights().pack(matrix, source, dst_row, run, model.pool());
 }
 
+using Optional16 = std::optional<Vector<const uint16_t>>;
+using Optional8 = std::optional<Vector<const uint8_t>>;
+
+// `data`: rows of a file as bytes, or words of it; a view with any distance between its rows.
+uint32_t pack_file(Model& model, int matrix, int form, int k, int group,
+                   const nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu>& data,
+                   const std::optional<Vector<const int32_t>>& rows, const Optional16& scales, const Optional8& zeros,
+                   int dst_row, int run) {
+  require(form >= 0 && form < kSourceForms && k > 0 && group >= 0, "no such form of source");
+  FileMatrix source{};
+  source.form = static_cast<SourceForm>(form);
+  source.k = k;
+  source.group = group;
+  source.data = static_cast<const uint8_t*>(data.data());
+  source.stride = size_t(data.stride(0)) * data.itemsize();
+  require(data.shape(1) == 1 || data.stride(1) == 1, "a row of the source must be in one piece");
+  if (by_inputs(source.form)) {
+    int words = source.form == kInputsAwq ? 8 : 1, inputs = source.form == kInputsAwq     ? 1
+                                                            : source.form == kInputsGptq4 ? 8
+                                                                                          : 4;
+    require(data.itemsize() == 4 && !rows && int64_t(data.shape(0)) * inputs == k, "words for other inputs");
+    source.n = static_cast<int>(data.shape(1)) * words;
+  } else {
+    require(data.itemsize() == 1 && data.shape(1) == row_bytes(source.form, k), "rows for other inputs");
+    source.n = static_cast<int>(rows ? rows->shape(0) : data.shape(0));
+    if (rows) source.rows = rows->data();
+    for (int i = 0; rows && i < source.n; ++i) {
+      require(source.rows[i] >= 0 && size_t(source.rows[i]) < data.shape(0), "a row that the source does not have");
+    }
+  }
+  bool grouped =
+      source.form == kRowsWords4 || source.form == kRowsWords8 || source.form == kRowsInt8 || by_inputs(source.form);
+  bool zeroed = grouped && packed_kind(source.form) == kW4Zero;
+  require(grouped == scales.has_value() && zeroed == zeros.has_value(), "scales or zeros are missing or too many");
+  require(packed_kind(source.form) == kBf16 || group > 0, "a group size is needed");
+  if (grouped) {
+    size_t entries = size_t(source.n) * ((k + group - 1) / group);
+    require(scales->shape(0) == entries && (!zeros || zeros->shape(0) == entries), "one scale per group is needed");
+    source.scales = scales->data();
+    if (zeros) source.zeros = zeros->data();
+  }
+  nb::gil_scoped_release release;
+  return model.weights().pack_file(matrix, source, dst_row, run, model.pool());
+}
+
 using Bytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>, nb::c_contig>;
 
 // The packed weights placed so far; a view that keeps the model alive.
@@ -243,7 +290,8 @@ void bind_shapes(nb::module_& m) {
       .def_rw("max_context", &Limits::max_context)
       .def_rw("block_size", &Limits::block_size)
       .def_rw("num_blocks", &Limits::num_blocks)
-      .def_rw("threads", &Limits::threads);
+      .def_rw("threads", &Limits::threads)
+      .def_rw("kv_bits", &Limits::kv_bits);
 }
 
 }  // namespace
@@ -265,6 +313,9 @@ void register_model(nb::module_& m) {
              return self.weights().add_matrix(static_cast<WeightKind>(kind), n, k, group);
            })
       .def("pack", pack)
+      .def("pack_file", pack_file, nb::arg("matrix"), nb::arg("form"), nb::arg("k"), nb::arg("group"), nb::arg("data"),
+           nb::arg("rows").none(), nb::arg("scales").none(), nb::arg("zeros").none(), nb::arg("dst_row"),
+           nb::arg("run"))
       .def("add_vector",
            [](Model& self, const Vector<const float>& values) {
              return self.weights().add_vector(values.data(), values.shape(0));

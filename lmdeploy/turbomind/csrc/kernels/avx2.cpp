@@ -11,14 +11,19 @@ namespace avx2 {
 #define ISA_PAIRS 4
 #include "kernels/small.inl"
 //
+#include "kernels/kv_cache.inl"
+//
 #include "kernels/attention.inl"
 #include "kernels/limits_avx2.inl"
 #include "kernels/matmul_avx2.inl"
 
-static const KernelTable table = {
-    "avx2",        matmul,    matmul_scratch_bytes, prepare,  gather_row, rms_norm, rope, silu_mul,
-    gelu_tanh_mul, gelu_mul,  add_scaled,           store_kv, attend,     merge,    max,  sum_exp,
-    collect,       block_max, finish_logits};
+static const KernelTable table = {"avx2",    matmul,       matmul_scratch_bytes,
+                                  prepare,   gather_row,   rms_norm,
+                                  rope,      silu_mul,     gelu_tanh_mul,
+                                  gelu_mul,  add_scaled,   rotate,
+                                  store_kv,  attend,       merge,
+                                  max,       sum_exp,      collect,
+                                  block_max, finish_logits};
 
 }  // namespace avx2
 

@@ -12,16 +12,21 @@ namespace avx512 {
 #define ISA_PAIRS 8
 #include "kernels/small.inl"
 //
+#include "kernels/kv_cache.inl"
+//
 #include "kernels/attention.inl"
 #include "kernels/limits_avx512.inl"
 #include "kernels/matmul_bf16_avx512.inl"
 //
 #include "kernels/matmul_avx512.inl"
 
-static const KernelTable table = {
-    "avx512",      matmul,    matmul_scratch_bytes, prepare,  gather_row, rms_norm, rope, silu_mul,
-    gelu_tanh_mul, gelu_mul,  add_scaled,           store_kv, attend,     merge,    max,  sum_exp,
-    collect,       block_max, finish_logits};
+static const KernelTable table = {"avx512",  matmul,       matmul_scratch_bytes,
+                                  prepare,   gather_row,   rms_norm,
+                                  rope,      silu_mul,     gelu_tanh_mul,
+                                  gelu_mul,  add_scaled,   rotate,
+                                  store_kv,  attend,       merge,
+                                  max,       sum_exp,      collect,
+                                  block_max, finish_logits};
 
 }  // namespace avx512
 

@@ -223,94 +223,7 @@ void add_scaled(float* x, const float* y, float scale, int n) {
   for (int i = 0; i < n; ++i) x[i] += scale * y[i];
 }
 
-// ---- attention ----
-
-uint16_t* block_at(const KvLayer& kv, int kv_head, int block) {
-  return kv.base + block * kv.block_stride + kv_head * kv.head_stride;
-}
-size_t key_index(const KvLayer& kv, int slot, int d) {
-  return size_t(slot / kTile) * kv.head_dim * kTile + size_t(d) * kTile + slot % kTile;
-}
-size_t value_index(const KvLayer& kv, int slot, int d) {
-  const size_t tile = size_t(kv.block_size) * kv.head_dim + size_t(slot / kTile) * kv.head_dim * kTile;
-  return tile + size_t(d / kTile) * kTile * kTile + slot % kTile * kTile + d % kTile;
-}
-
-void store_kv(const KvLayer& kv, int kv_head, int block, int slot, const float* key, const float* value) {
-  uint16_t* base = block_at(kv, kv_head, block);
-  for (int d = 0; d < kv.head_dim; ++d) {
-    base[key_index(kv, slot, d)] = float_to_half(key[d]);
-    base[value_index(kv, slot, d)] = float_to_half(value[d]);
-  }
-}
-
-float score(const AttentionItem& item, const float* q, int token) {
-  const KvLayer& kv = *item.kv;
-  const uint16_t* base = block_at(kv, item.kv_head, item.blocks[token / kv.block_size]);
-  float sum = 0;
-  for (int d = 0; d < kv.head_dim; ++d) sum += q[d] * half_to_float(base[key_index(kv, token % kv.block_size, d)]);
-  return item.softcap > 0 ? item.softcap * tanhf(sum / item.softcap) : sum;
-}
-
-// Tokens [begin, end) of one chunk join the running maximum, sum and output of one query head.
-void add_chunk(const AttentionItem& item, const float* q, int begin, int end, float* out, float* max, float* sum) {
-  const KvLayer& kv = *item.kv;
-  float p[kChunk], largest = *max;
-  for (int t = begin; t < end; ++t) {
-    p[t - begin] = score(item, q, t);
-    largest = p[t - begin] > largest ? p[t - begin] : largest;
-  }
-  // With nothing but NaN so far any finite maximum lets them through.
-  const float shift = largest == -kInfinity ? 0 : largest;
-  const float factor = expf(*max - shift);
-  *max = largest;
-  *sum *= factor;
-  for (int d = 0; d < kv.head_dim; ++d) out[d] *= factor;
-  for (int t = begin; t < end; ++t) {
-    const uint16_t* base = block_at(kv, item.kv_head, item.blocks[t / kv.block_size]);
-    const float weight = expf(p[t - begin] - shift);
-    *sum += weight;
-    for (int d = 0; d < kv.head_dim; ++d) out[d] += weight * half_to_float(base[value_index(kv, t % kv.block_size, d)]);
-  }
-}
-
-void attend(const AttentionItem& item) {
-  const int dim = item.kv->head_dim;
-  for (int pair = 0; pair < item.rows * item.heads; ++pair) {
-    const int row = pair / item.heads, last = item.position + row + 1;
-    const int end = last < item.kv_end ? last : item.kv_end;
-    const int first = item.window > 0 ? last - item.window : 0;
-    const float* q = item.q + row * item.q_stride + pair % item.heads * dim;
-    float* out = item.out + size_t(pair) * dim;
-    item.max[pair] = -kInfinity;
-    item.sum[pair] = 0;
-    for (int d = 0; d < dim; ++d) out[d] = 0;
-    for (int chunk = item.kv_begin; chunk < end; chunk += kChunk) {
-      const int begin = first > chunk ? first : chunk, stop = chunk + kChunk < end ? chunk + kChunk : end;
-      if (begin < stop) add_chunk(item, q, begin, stop, out, item.max + pair, item.sum + pair);
-    }
-  }
-}
-
-void merge(const float* out_parts, const float* max_parts, const float* sum_parts, int splits, int heads, int head_dim,
-           float* out) {
-  for (int h = 0; h < heads; ++h) {
-    float largest = -kInfinity;
-    for (int s = 0; s < splits; ++s) largest = max_parts[s * heads + h] > largest ? max_parts[s * heads + h] : largest;
-    const float shift = largest == -kInfinity ? 0 : largest;
-    float total = 0;
-    float* row = out + size_t(h) * head_dim;
-    for (int d = 0; d < head_dim; ++d) row[d] = 0;
-    for (int s = 0; s < splits; ++s) {
-      const float weight = expf(max_parts[s * heads + h] - shift);
-      const float* part = out_parts + (size_t(s) * heads + h) * head_dim;
-      total += weight * sum_parts[s * heads + h];
-      for (int d = 0; d < head_dim; ++d) row[d] += weight * part[d];
-    }
-    const float inverse = total == 0 ? 0 : 1.0f / total;
-    for (int d = 0; d < head_dim; ++d) row[d] *= inverse;
-  }
-}
+#include "kernels/portable_attention.inl"
 
 // ---- sampling ----
 
@@ -364,10 +277,13 @@ bool finish_logits(float* x, int n, float scale, float softcap) {
   return finite;
 }
 
-const KernelTable table = {
-    "portable",    matmul,    matmul_scratch_bytes, prepare,  gather_row, rms_norm, rope, silu_mul,
-    gelu_tanh_mul, gelu_mul,  add_scaled,           store_kv, attend,     merge,    max,  sum_exp,
-    collect,       block_max, finish_logits};
+const KernelTable table = {"portable", matmul,       matmul_scratch_bytes,
+                           prepare,    gather_row,   rms_norm,
+                           rope,       silu_mul,     gelu_tanh_mul,
+                           gelu_mul,   add_scaled,   rotate,
+                           store_kv,   attend,       merge,
+                           max,        sum_exp,      collect,
+                           block_max,  finish_logits};
 
 }  // namespace portable
 

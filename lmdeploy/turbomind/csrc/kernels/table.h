@@ -58,14 +58,23 @@ struct Activations {
   uint16_t *bf_hi, *bf_lo;
 };
 
-// One layer's share of the paged cache. A block holds, per KV head, first keys then values, fp16:
-//   keys   [block_size / 16][head_dim][16 tokens]
-//   values [block_size / 16][head_dim / 16][16 tokens][16]        (head_dim is a multiple of 16)
+// One layer's share of the paged cache. Keys and values are stored rotated (see `rotate` below) as whole numbers with
+// one scale per token and KV head; `bits` of a code, and what a value is:
+//   16   scale * code, code within +-16383
+//    8   scale * code + offset, code 0..255
+//    4   scale * code + offset, code 0..15
+// A block holds, per KV head: key codes, value codes, then bfloat16 [block_size] scales of keys, scales of values and,
+// below 16 bits, offsets of keys and offsets of values. Codes lie in lines of 32:
+//   keys    [block_size / 16][head_dim / 2] lines of [16 tokens][2 dimensions]
+//   values  [block_size / 16][head_dim / 16][8] lines of [16 dimensions][2 tokens]         (head_dim: a multiple of 16)
+// A line takes 64 bytes, 32 with 8 bits; with 4 bits two lines share 32 bytes, the first in the low nibbles: of keys
+// two neighbours, of values the same tokens of two neighbouring runs of 16 dimensions (the last odd run has no
+// neighbour).
 struct KvLayer {
-  uint16_t* base;
-  int64_t block_stride;  // values between blocks of this layer
-  int64_t head_stride;   // values between KV heads of a block = 2 * block_size * head_dim
-  int32_t block_size, head_dim;
+  uint8_t* base;
+  int64_t block_stride, head_stride;  // bytes between blocks of this layer, and between KV heads of a block
+  int32_t block_size, head_dim, bits;
+  int32_t key_tile, value_tile;  // bytes of 16 tokens' codes
 };
 
 // Attention of `rows` consecutive tokens of one sequence, one KV head and its `heads` query heads, over cached tokens
@@ -78,7 +87,7 @@ struct AttentionItem {
   int32_t kv_begin, kv_end;
   int32_t position;
   int32_t rows, heads;
-  const float* q;  // [rows][q_stride], heads of this KV head contiguous, already scaled
+  const float* q;  // [rows][q_stride], heads of this KV head contiguous, already scaled and rotated
   int64_t q_stride;
   int32_t window;  // 0: none
   float softcap;   // 0: none
@@ -111,10 +120,14 @@ struct KernelTable {
   void (*gelu_mul)(const float* gate, const float* up, int n, float* y);  // erf form
   void (*add_scaled)(float* x, const float* y, float scale, int n);       // x += scale * y
 
+  // Multiplies one head [head_dim] by a fixed orthogonal matrix (signs, then Hadamard blocks): products of two rotated
+  // vectors are those of the vectors, and what one strong channel holds is spread over all.
+  void (*rotate)(float* head, int head_dim);
   // Stores one token's key and value of one KV head (float [head_dim] each) at slot `slot` of block `block`.
   void (*store_kv)(const KvLayer& kv, int kv_head, int block, int slot, const float* key, const float* value);
   void (*attend)(const AttentionItem& item);
-  // Combines `splits` partial results (ascending ranges, [splits][heads][...]) of one row into out [heads][head_dim].
+  // Combines `splits` partial results (ascending ranges, [splits][heads][...]) of one row into out [heads][head_dim],
+  // rotated back.
   void (*merge)(const float* out_parts, const float* max_parts, const float* sum_parts, int splits, int heads,
                 int head_dim, float* out);
 

@@ -12,7 +12,7 @@ struct IntVec {
 };
 
 constexpr int kPairs = 4;
-constexpr int key_tiles(int pairs) { return pairs <= 2 ? 2 : 1; }
+constexpr int key_tiles(int pairs, int bits) { return pairs <= 2 && bits > 4 ? 2 : 1; }
 constexpr int value_vectors(int pairs) { return pairs <= 2 ? 2 : 1; }
 
 INLINE Vec zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
@@ -36,9 +36,11 @@ INLINE void store_n(float* p, Vec v, int n) {
 INLINE Vec load_half(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + 1))};
 }
-INLINE void store_half(uint16_t* p, Vec v) {
-  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(v.a, 0));
-  _mm_storeu_si128((__m128i*)p + 1, _mm256_cvtps_ph(v.b, 0));
+INLINE __m256 bf16_half(__m128i halves) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+INLINE Vec load_bf16(const uint16_t* p) {
+  return {bf16_half(_mm_loadu_si128((const __m128i*)p)), bf16_half(_mm_loadu_si128((const __m128i*)p + 1))};
 }
 
 INLINE Vec add(Vec x, Vec y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
@@ -131,6 +133,44 @@ INLINE int32_t reduce_ints(IntVec v) {
   __m128i b = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
   b = _mm_add_epi32(b, _mm_unpackhi_epi64(b, b));
   return _mm_cvtsi128_si32(b) + _mm_extract_epi32(b, 1);
+}
+
+INLINE Vec to_float(IntVec v) { return {_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)}; }
+
+// Lines of the cache: 32 words of 16 bits, from codes of 16, 8 or 4 bits. Nibbles come in bytes.
+INLINE IntVec load_words(const uint8_t* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
+}
+INLINE IntVec load_bytes(const uint8_t* p) {
+  return {_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)),
+          _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p + 1))};
+}
+INLINE IntVec low_nibbles(IntVec bytes) {
+  const __m256i mask = _mm256_set1_epi16(15);
+  return {_mm256_and_si256(bytes.a, mask), _mm256_and_si256(bytes.b, mask)};
+}
+INLINE IntVec high_nibbles(IntVec bytes) { return {_mm256_srli_epi16(bytes.a, 4), _mm256_srli_epi16(bytes.b, 4)}; }
+INLINE IntVec splat_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+// sum + the products of both words of each lane.
+INLINE __m256i dot_half(__m256i sum, __m256i line, __m256i pair) {
+  __m256i products;
+  __asm__("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(products) : "x"(line), "x"(pair));
+  return sum;
+}
+INLINE IntVec dot_words(IntVec sum, IntVec line, IntVec pair) {
+  return {dot_half(sum.a, line.a, pair.a), dot_half(sum.b, line.b, pair.a)};
+}
+INLINE IntVec dot_words(IntVec sum, IntVec line, const int32_t* pair) { return dot_words(sum, line, splat_int(*pair)); }
+INLINE void store_shorts(int16_t* p, IntVec v) {
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xd8));
+}
+// Lane i of the result is lane i ^ S.
+template <int S>
+INLINE Vec swap_lanes(Vec v) {
+  if (S == 8) return {v.b, v.a};
+  if (S == 4) return {_mm256_permute2f128_ps(v.a, v.a, 1), _mm256_permute2f128_ps(v.b, v.b, 1)};
+  constexpr int order = S == 2 ? 0x4e : 0xb1;
+  return {_mm256_permute_ps(v.a, order), _mm256_permute_ps(v.b, order)};
 }
 
 // Sixteen int32 within int8 as four pieces of 4 bytes, `stride` bytes apart.

@@ -9,7 +9,7 @@ using IntVec = __m512i;
 
 // How many query rows x heads, and key tiles for so many of them, fit the registers.
 constexpr int kPairs = 8;
-constexpr int key_tiles(int pairs) { return pairs <= 4 ? 4 : 2; }
+constexpr int key_tiles(int pairs, int) { return pairs <= 4 ? 4 : 2; }
 constexpr int value_vectors(int pairs) { return pairs <= 4 ? 4 : 2; }
 
 INLINE Vec zero() { return _mm512_setzero_ps(); }
@@ -21,7 +21,9 @@ INLINE __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
 INLINE Vec load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
 INLINE void store_n(float* p, Vec v, int n) { _mm512_mask_storeu_ps(p, first(n), v); }
 INLINE Vec load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
-INLINE void store_half(uint16_t* p, Vec v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(v, 0)); }
+INLINE Vec load_bf16(const uint16_t* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
 
 INLINE Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 INLINE Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
@@ -84,6 +86,32 @@ INLINE IntVec zero_ints() { return _mm512_setzero_si512(); }
 INLINE IntVec to_int(Vec v) { return _mm512_cvtps_epi32(v); }
 INLINE IntVec add_ints(IntVec a, IntVec b) { return _mm512_add_epi32(a, b); }
 INLINE int32_t reduce_ints(IntVec v) { return _mm512_reduce_add_epi32(v); }
+
+INLINE Vec to_float(IntVec v) { return _mm512_cvtepi32_ps(v); }
+
+// Lines of the cache: 32 words of 16 bits, from codes of 16, 8 or 4 bits. Nibbles come in bytes.
+INLINE IntVec load_words(const uint8_t* p) { return _mm512_loadu_si512(p); }
+INLINE IntVec load_bytes(const uint8_t* p) { return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
+INLINE IntVec low_nibbles(IntVec bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi16(15)); }
+INLINE IntVec high_nibbles(IntVec bytes) { return _mm512_srli_epi16(bytes, 4); }
+INLINE IntVec splat_int(int32_t x) { return _mm512_set1_epi32(x); }
+// sum + the products of both words of each lane.
+INLINE IntVec dot_words(IntVec sum, IntVec line, IntVec pair) {
+  __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(line), "v"(pair));
+  return sum;
+}
+INLINE IntVec dot_words(IntVec sum, IntVec line, const int32_t* pair) {
+  __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(line), "m"(*pair));
+  return sum;
+}
+INLINE void store_shorts(int16_t* p, IntVec v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(v)); }
+// Lane i of the result is lane i ^ S.
+template <int S>
+INLINE Vec swap_lanes(Vec v) {
+  if (S == 8) return _mm512_shuffle_f32x4(v, v, 0x4e);
+  if (S == 4) return _mm512_shuffle_f32x4(v, v, 0xb1);
+  return _mm512_permute_ps(v, S == 2 ? 0x4e : 0xb1);
+}
 
 INLINE void store_dwords(__m128i bytes, int8_t* out, int stride) {
   const int32_t words[4] = {_mm_extract_epi32(bytes, 0), _mm_extract_epi32(bytes, 1), _mm_extract_epi32(bytes, 2),
