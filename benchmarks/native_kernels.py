@@ -3,7 +3,7 @@
     python benchmarks/native_kernels.py [--threads 2] [--kernels avx512] [--quick]
 
 One row is compared with a plain read of the same bytes, many rows with the dot-product peak divided by
-the number of activation planes (2), attention with a plain read of the cache. Times are CPU seconds of the
+the number of activation planes, attention with a plain read of the cache. Times are CPU seconds of the
 slowest thread, the best of several alternating repetitions: other processes disturb only through caches and
 memory, and both sides alike.
 """
@@ -36,11 +36,11 @@ def make_matrix(kind: str, n: int, k: int, group: int) -> Any:
     return matrix
 
 
-def prepare(table: Any, kind: str, rows: int, k: int, group: int) -> Any:
+def prepare(table: Any, kind: str, rows: int, k: int, group: int, threshold: float) -> Any:
     x = np.random.default_rng(1).standard_normal((rows, k)).astype(np.float32)
     if kind == "bf16":
         return table.prepare(x, 0, int8=False, bf16=2)
-    return table.prepare(x, group)
+    return table.prepare(x, group, threshold=threshold)
 
 
 def matmul_rows(args: argparse.Namespace, kind: str, group: int, n: int, k: int) -> None:
@@ -50,10 +50,10 @@ def matmul_rows(args: argparse.Namespace, kind: str, group: int, n: int, k: int)
     matrices = [one] + [make_matrix(kind, n, k, group) for _ in range(copies - 1)]
     for rows in ROWS:
         used = matrices if rows <= 32 else matrices[: max(1, copies // 16)]
-        a = prepare(table, kind, rows, k, group)
+        a = prepare(table, kind, rows, k, group, 0.0 if args.planes == 2 else np.inf)
         seconds, read, peak = K.time_matmul(table, used, a, args.threads, args.repeats)
         size, operations = one.nbytes * len(used), 2.0 * rows * n * k * len(used)
-        planes = 1 if kind == "bf16" and args.kernels == "avx2" else 2
+        planes = args.planes if kind != "bf16" else 1 if args.kernels == "avx2" else 2
         print(
             f"{kind:7s} g{group:<4d} n={n:<5d} k={k:<5d} m={rows:<4d} {size / seconds / 1e9:6.1f} GB/s"
             f"  {operations / seconds / 1e9:7.1f} GOP/s  of read {read / seconds:4.2f}"
@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument(
         "--megabytes", type=int, default=256, help="bytes of weights or cache to walk through"
     )
+    parser.add_argument("--planes", type=int, default=2, choices=(1, 2), help="of int8 activations")
     parser.add_argument("--repeats", type=int, default=12)
     parser.add_argument("--quick", action="store_true", help="one shape and W4 only")
     args = parser.parse_args()

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from lmdeploy import env
-from lmdeploy.config import DEFAULT_MAX_BATCH_SIZE, NATIVE_DTYPES, EngineConfig
+from lmdeploy.config import DEFAULT_MAX_BATCH_SIZE, NATIVE_DTYPES, EngineConfig, TurbomindEngineConfig
 from lmdeploy.engine.executor import Limits
 from lmdeploy.errors import CapacityError, ConfigError, ModelError
 from lmdeploy.models.checkpoint import Checkpoint
@@ -44,6 +44,7 @@ from lmdeploy.runtime.memory_plan import (
 )
 from lmdeploy.speculative import SpeculativeConfig
 from lmdeploy.turbomind import kernel_sets
+from lmdeploy.turbomind.accuracy import Accuracy
 from lmdeploy.turbomind.layout import model_layout
 from lmdeploy.turbomind.plan import native_plan
 
@@ -67,7 +68,8 @@ class RuntimeConfig:
     kernels: str  # "" where the native engine is not the one
     backend: Backend
     device: Device
-    dtype: str  # of matrices and cache; "" in the native engine, which has its own
+    dtype: str  # of matrices, in PyTorch of the cache too; "" in the native engine: as in the files
+    accuracy: Accuracy  # of the native engine
     engine: str  # the choice and its reason, for people
     enable_prefix_caching: bool
     speculative: SpeculativeConfig | None  # its `model` is a path here
@@ -156,7 +158,8 @@ def _resolve(
         kernels=choose_kernels() if choice.backend == "turbomind" else "",
         backend=choice.backend,
         device=choice.device,
-        dtype=choice.dtype,
+        dtype=_dtype(config, choice),
+        accuracy=_accuracy(config),
         engine=choice.line(),
         enable_prefix_caching=config.enable_prefix_caching,
         speculative=guesses.config,
@@ -164,6 +167,16 @@ def _resolve(
         notes=(*checkpoint.notes, *_notes(config, plan, spec)),
         cautions=_cautions(config, plan, spec, limits.num_threads, machine, choice),
     )
+
+
+def _dtype(config: EngineConfig, choice: Choice) -> str:
+    if choice.backend == "pytorch":
+        return choice.dtype
+    return "" if config.dtype == "auto" else config.dtype
+
+
+def _accuracy(config: EngineConfig) -> Accuracy:
+    return config.accuracy if isinstance(config, TurbomindEngineConfig) else TurbomindEngineConfig().accuracy
 
 
 def _native_refusal(checkpoint: Checkpoint, dtype: str) -> str | None:
@@ -215,14 +228,14 @@ def _plan(
         # What this process has taken is part of the server's share, which is planned as a whole.
         free += machine.own_memory
         beside = server_bytes(checkpoint.spec.vocab_size)
-    needs = dataclasses.replace(_all_needs(checkpoint, draft, limits, choice), server=beside)
+    needs = dataclasses.replace(_all_needs(checkpoint, draft, config, limits, choice), server=beside)
     plan = plan_memory(needs, wishes, free, bound)
     if plan.session_len == limits.max_context:
         return plan, limits
     # The length was found with the workspace of the longest context; the shorter one needs less.
     limits = dataclasses.replace(limits, max_context=plan.session_len)
     wishes = dataclasses.replace(wishes, session_len=plan.session_len)
-    needs = dataclasses.replace(_all_needs(checkpoint, draft, limits, choice), server=beside)
+    needs = dataclasses.replace(_all_needs(checkpoint, draft, config, limits, choice), server=beside)
     return plan_memory(needs, wishes, free, bound), limits
 
 
@@ -254,22 +267,24 @@ def _check_session_len(session_len: int | None, spec: ModelSpec) -> None:
         )
 
 
-def _all_needs(checkpoint: Checkpoint, draft: Checkpoint | None, limits: Limits, choice: Choice) -> Needs:
-    needs = _needs(checkpoint, limits, choice)
+def _all_needs(
+    checkpoint: Checkpoint, draft: Checkpoint | None, config: EngineConfig, limits: Limits, choice: Choice
+) -> Needs:
+    needs = _needs(checkpoint, config, limits, choice)
     if draft is None:
         return needs
-    second = _needs(draft, limits, choice)
+    second = _needs(draft, config, limits, choice)
     return dataclasses.replace(needs, draft=second.weights + second.workspace, draft_block=second.block)
 
 
-def _needs(checkpoint: Checkpoint, limits: Limits, choice: Choice) -> Needs:
+def _needs(checkpoint: Checkpoint, config: EngineConfig, limits: Limits, choice: Choice) -> Needs:
     if choice.backend == "pytorch":
         torch = torch_plan(checkpoint.spec, choice.dtype, choice.device, limits.block_size, limits.kv_bits)
         token = torch.block // limits.block_size
         process = TORCH_PROCESS_BYTES[choice.device]
         return Needs(torch.weights, torch.workspace, torch.block, limits.block_size, token, process)
     infos = {name: checkpoint.info(name) for name in checkpoint.names()}
-    native = native_plan(checkpoint.spec, infos, limits)
+    native = native_plan(checkpoint.spec, infos, limits, _accuracy(config), config.dtype)
     return Needs(
         weights=native.weights,
         workspace=native.workspace,

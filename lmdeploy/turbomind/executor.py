@@ -16,6 +16,7 @@ from lmdeploy.engine.executor import Capabilities, Limits
 from lmdeploy.errors import EngineError
 from lmdeploy.models.rope import inverse_frequencies
 from lmdeploy.models.spec import LayerSpec, ModelSpec
+from lmdeploy.turbomind.accuracy import Accuracy
 from lmdeploy.turbomind.cpus import choose_cpus
 from lmdeploy.turbomind.layout import ACTIVATIONS, InputLayout, LayerLayout, ModelLayout, model_layout
 from lmdeploy.turbomind.packed import read_weights
@@ -31,10 +32,12 @@ MAX_LOGPROBS = 1024
 
 @dataclass(frozen=True, slots=True)
 class NativeConfig:
-    """Everything that is not the model's: limits of a step and blocks of the cache."""
+    """Everything that is not the model's: limits of a step, blocks of the cache, how numbers are held."""
 
     limits: Limits
     num_blocks: int
+    accuracy: Accuracy = "exact"
+    dtype: str = "auto"  # of unquantised matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ class TurbomindExecutor:
     def __init__(self, config: NativeConfig, spec: ModelSpec, checkpoint: Checkpoint) -> None:
         from lmdeploy.turbomind._turbomind import Model
 
-        layout = model_layout(spec, {name: checkpoint.info(name) for name in checkpoint.names()})
+        headers = {name: checkpoint.info(name) for name in checkpoint.names()}
+        layout = model_layout(spec, headers, config.accuracy, config.dtype)
         cpus = choose_cpus(config.limits.num_threads)
         shape, limits = native_shape(spec, layout), native_limits(config)
         self._model: native.Model | None = Model(shape, limits, cpus, layout.nbytes)
@@ -167,7 +171,7 @@ def _layer(spec: LayerSpec, layout: LayerLayout, rope: int) -> native.LayerShape
 def _input(layout: InputLayout) -> native.InputFormat:
     from lmdeploy.turbomind import _turbomind as native
 
-    return native.InputFormat(layout.k, layout.group, layout.bf16)
+    return native.InputFormat(layout.k, layout.group, layout.bf16, layout.f32, layout.threshold)
 
 
 def _columns(s: SampleColumns) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from lmdeploy.engine.executor import Limits
 from lmdeploy.models.spec import LayerSpec, ModelSpec, RopeSpec
+from lmdeploy.turbomind.accuracy import Accuracy
 from lmdeploy.turbomind.layout import TILE, Headers, LayerLayout, ModelLayout, align, ceil_div, model_layout
 
 FEW_ROWS, ROW_CHUNK, UNIT_TILES, TILE_ROWS, SPLIT = (
@@ -32,9 +33,11 @@ class NativePlan:
     block: int
 
 
-def native_plan(spec: ModelSpec, headers: Headers, limits: Limits) -> NativePlan:
+def native_plan(
+    spec: ModelSpec, headers: Headers, limits: Limits, accuracy: Accuracy = "exact", dtype: str = "auto"
+) -> NativePlan:
     """Exact needs of one model. ModelError when the native engine cannot compute it."""
-    layout = model_layout(spec, headers)
+    layout = model_layout(spec, headers, accuracy, dtype)
     block = kv_token_bytes(spec, limits.kv_bits) * limits.block_size
     return NativePlan(layout.nbytes, workspace_bytes(spec, layout, limits), block)
 

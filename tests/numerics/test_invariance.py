@@ -34,23 +34,27 @@ class Maker:
 
     executor: str
     model: Path
-    quant_policy: int = 0
+    options: dict[str, Any]
 
     def __call__(self, **fields: Any) -> Engine:
         options = dict(session_len=512, max_batch_size=40, num_threads=2, cache_block_seq_len=32)
-        options["quant_policy"] = self.quant_policy
-        return build_engine(resolve(str(self.model), engine_config(self.executor, **{**options, **fields})))
+        config = engine_config(self.executor, **{**options, **self.options, **fields})
+        return build_engine(resolve(str(self.model), config))
 
 
-CACHES = [("turbomind", 0), ("turbomind", 8), ("turbomind", 4), ("pytorch", 0), ("pytorch", 4)]
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *[("turbomind", {"quant_policy": policy}) for policy in (0, 8, 4)],
+    *[("turbomind", {"accuracy": accuracy}) for accuracy in ("auto", "fast")],  # the others are exact
+    *[("pytorch", {"quant_policy": policy}) for policy in (0, 4)],
+]
 
 
-@pytest.fixture(scope="module", params=CACHES, ids=lambda x: f"{x[0]} {x[1]}")
+@pytest.fixture(scope="module", params=CASES, ids=lambda x: f"{x[0]} {x[1]}")
 def make_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Maker:
-    executor, quant_policy = request.param
+    executor, options = request.param
     if executor == "turbomind":
-        return Maker(executor, demo_gguf(), quant_policy)
-    return Maker(executor, save_small_llama(tmp_path_factory.mktemp("small")), quant_policy)
+        return Maker(executor, demo_gguf(), options)
+    return Maker(executor, save_small_llama(tmp_path_factory.mktemp("small")), options)
 
 
 def main_request(name: str = "main") -> Request:

@@ -38,12 +38,17 @@ def innermost_loops(code: list[tuple[int, str, str]]) -> list[list[tuple[int, st
     return loops
 
 
+def ends_group(loop: list[tuple[int, str, str]]) -> bool:
+    """What follows the loop over a group can look like a loop of its own: there results lie in memory."""
+    return any(name == "vcvtdq2ps" for _, name, _ in loop)
+
+
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump of binutils")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="reads x86-64 code")
 def test_hot_loops_touch_no_stack():
     loops = innermost_loops(instructions())
     for hot, register in HOT.items():
-        found = [loop for loop in loops if sum(name == hot for _, name, _ in loop) >= 4]
+        found = [x for x in loops if sum(name == hot for _, name, _ in x) >= 4 and not ends_group(x)]
         assert len(found) >= 8, f"too few loops with {hot}: the test no longer sees the kernels"
         for loop in found:
             spills = [ops for _, _, ops in loop if register in ops and STACK.search(ops)]

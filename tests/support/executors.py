@@ -19,10 +19,10 @@ EXECUTORS = ("turbomind", "pytorch")
 
 
 def engine_config(executor: str, **fields: Any) -> EngineConfig:
-    """The options that both engines take, for one of them."""
+    """The options that both engines take, for one of them; both at their most exact unless said otherwise."""
     if executor == "pytorch":
         return PytorchEngineConfig(device_type="cpu", **fields)
-    return TurbomindEngineConfig(**fields)
+    return TurbomindEngineConfig(**{"accuracy": "exact", **fields})
 
 
 def make_executor(

@@ -44,7 +44,7 @@ Input Model::prepared(Worker& w, const float* rows, const int32_t* index, int co
       row = w.space.reordered;
     }
     if (format.group > 0) kernels_.prepare(row, input.int8, i, 0, format.k);
-    if (format.bf16) kernels_.prepare(row, input.bf16, i, 0, format.k);
+    if (format.bf16 > 0 || format.f32) kernels_.prepare(row, input.dense, i, 0, format.k);
   }
   w.watch.lap(kOpPrepare);
   if (!alone) barrier(w);
@@ -258,7 +258,7 @@ void Model::gate_up_unit(Worker& w, const Input& input, int layer, int begin, in
       }
       act(gate, up, count, gate);
       if (down.int8.hi != nullptr) kernels_.prepare(gate, down.int8, first + row, channel + c, count);
-      if (down.bf16.bf_hi != nullptr) kernels_.prepare(gate, down.bf16, first + row, channel + c, count);
+      if (down.dense.rows > 0) kernels_.prepare(gate, down.dense, first + row, channel + c, count);
     }
   }
   w.watch.lap(kOpActivation);

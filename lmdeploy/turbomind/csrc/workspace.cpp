@@ -1,5 +1,6 @@
 #include "workspace.h"
 
+#include <cmath>
 #include <stdexcept>
 
 namespace lmdeploy {
@@ -17,28 +18,35 @@ Activations take_int8(const InputFormat& f, int rows, Arena& arena) {
   a.k_padded = round_up(f.k, f.group);
   a.groups = a.k_padded / f.group;
   size_t values = size_t(rows) * a.k_padded, scales = size_t(rows) * a.groups;
+  a.threshold = f.threshold;
   a.hi = arena.take<int8_t>(values);
-  a.lo = arena.take<int8_t>(values);
+  if (std::isfinite(f.threshold)) {
+    a.lo = arena.take<int8_t>(values);
+    a.second = arena.take<uint8_t>(size_t(round_up(rows, kRowBlock)) * a.groups);
+  }
   a.scale = arena.take<float>(scales);
   a.sum = arena.take<float>(scales);
+  a.parts = arena.take<int32_t>(scales);
   return a;
 }
 
-Activations take_bf16(const InputFormat& f, int rows, Arena& arena) {
+Activations take_dense(const InputFormat& f, int rows, Arena& arena) {
   Activations a{};
-  if (!f.bf16) return a;
+  if (f.bf16 == 0 && !f.f32) return a;
   a.rows = rows;
   a.k = f.k;
   a.k_padded = round_up(f.k, 2);
-  a.bf_hi = arena.take<uint16_t>(size_t(rows) * a.k_padded);
-  a.bf_lo = arena.take<uint16_t>(size_t(rows) * a.k_padded);
+  size_t values = size_t(rows) * a.k_padded;
+  if (f.bf16 > 0) a.bf_hi = arena.take<uint16_t>(values);
+  if (f.bf16 > 1) a.bf_lo = arena.take<uint16_t>(values);
+  if (f.f32) a.f32 = arena.take<float>(values);
   return a;
 }
 
 Input take_input(const InputFormat& format, int rows, Arena& arena) {
   Input input;
   input.int8 = take_int8(format, rows, arena);
-  input.bf16 = take_bf16(format, rows, arena);
+  input.dense = take_dense(format, rows, arena);
   return input;
 }
 
@@ -104,14 +112,17 @@ Activations rows_of(const Activations& a, int begin, int rows) {
   size_t values = size_t(begin) * a.k_padded, scales = size_t(begin) * a.groups;
   if (a.hi != nullptr) {
     view.hi += values;
-    view.lo += values;
+    if (a.lo != nullptr) {
+      view.lo += values;
+      view.second += scales;
+    }
     view.scale += scales;
     view.sum += scales;
+    view.parts += scales;
   }
-  if (a.bf_hi != nullptr) {
-    view.bf_hi += values;
-    view.bf_lo += values;
-  }
+  if (a.bf_hi != nullptr) view.bf_hi += values;
+  if (a.bf_lo != nullptr) view.bf_lo += values;
+  if (a.f32 != nullptr) view.f32 += values;
   return view;
 }
 

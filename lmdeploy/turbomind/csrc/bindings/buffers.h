@@ -2,6 +2,7 @@
 #pragma once
 #include <sys/mman.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -45,13 +46,15 @@ struct PackedMatrix {
 };
 
 struct PreparedRows {
-  PreparedRows(int rows, int k, int group, bool int8, int bf16)
+  PreparedRows(int rows, int k, int group, bool int8, int bf16, bool f32, float threshold)
       : unit(group > 0 ? group : 2),
         k_padded((k + unit - 1) / unit * unit),
         groups_per_row(group > 0 ? k_padded / group : 0),
         planes(size_t(rows) * k_padded * (int8 ? 2 : 0)),
         bf_planes(size_t(rows) * k_padded * 2 * bf16),
-        factors(size_t(rows) * groups_per_row * 2 * sizeof(float)) {
+        f32_plane(f32 ? size_t(rows) * k_padded * sizeof(float) : 0),
+        factors(size_t(rows) * groups_per_row * 3 * sizeof(float)),
+        flags(size_t(rows + kRowBlock - 1) / kRowBlock * kRowBlock * groups_per_row) {
     auto* bytes = static_cast<int8_t*>(planes.data());
     auto* halves = static_cast<uint16_t*>(bf_planes.data());
     auto* floats = static_cast<float*>(factors.data());
@@ -63,16 +66,22 @@ struct PreparedRows {
     view.group = group;
     view.groups = groups_per_row;
     view.hi = bytes;
-    view.lo = int8 ? bytes + values : nullptr;
+    view.threshold = threshold;
+    if (int8 && std::isfinite(threshold)) {
+      view.lo = bytes + values;
+      view.second = static_cast<uint8_t*>(flags.data());
+    }
     view.scale = floats;
     view.sum = floats ? floats + scales : nullptr;
+    view.parts = floats ? reinterpret_cast<int32_t*>(floats + 2 * scales) : nullptr;
     view.bf_hi = halves;
     view.bf_lo = bf16 == 2 ? halves + values : nullptr;
+    view.f32 = static_cast<float*>(f32_plane.data());
   }
   size_t size() const { return size_t(view.rows) * k_padded; }
   size_t groups() const { return size_t(view.rows) * groups_per_row; }
   int unit, k_padded, groups_per_row;
-  Buffer planes, bf_planes, factors;
+  Buffer planes, bf_planes, f32_plane, factors, flags;
   Activations view{};
 };
 

@@ -16,16 +16,15 @@ struct Block {
   int m;                // rows
   const int32_t* even;  // inputs 0 and 2 as int16
   const int32_t* odd;   // inputs 1 and 3
-  const float* values;  // [k][m], for bf16 weights
 };
 
 static void join_planes(const Activations& a, int row, int m, int32_t* even, int32_t* odd) {
   const int count = a.k_padded / 4 * m;
   const int8_t* hi = a.hi + static_cast<size_t>(row) * a.k_padded;
-  const int8_t* lo = a.lo + static_cast<size_t>(row) * a.k_padded;
+  const int8_t* lo = a.lo == nullptr ? nullptr : a.lo + static_cast<size_t>(row) * a.k_padded;
   for (int i = 0; i < count; i += 8) {
     const __m256i h = _mm256_loadu_si256((const __m256i*)(hi + 4 * i));
-    const __m256i l = _mm256_loadu_si256((const __m256i*)(lo + 4 * i));
+    const __m256i l = lo == nullptr ? _mm256_setzero_si256() : _mm256_loadu_si256((const __m256i*)(lo + 4 * i));
     const __m256i h0 = _mm256_srai_epi16(_mm256_slli_epi16(h, 8), 8), h1 = _mm256_srai_epi16(h, 8);
     const __m256i l0 = _mm256_srai_epi16(_mm256_slli_epi16(l, 8), 8), l1 = _mm256_srai_epi16(l, 8);
     _mm256_store_si256((__m256i*)(even + i), _mm256_add_epi16(_mm256_slli_epi16(h0, 7), l0));
@@ -33,27 +32,38 @@ static void join_planes(const Activations& a, int row, int m, int32_t* even, int
   }
 }
 
-static void widen_planes(const Activations& a, int row, int m, int k_padded, float* values) {
-  const uint16_t* hi = a.bf_hi + static_cast<size_t>(row) * a.k_padded;
-  const uint16_t* lo = a.bf_lo + static_cast<size_t>(row) * a.k_padded;
-  for (int k = 0; k < k_padded; k += 2)
-    for (int r = 0; r < m; ++r)
-      for (int j = 0; j < 2; ++j) {
-        const int at = k * m + r * 2 + j;
-        const float low = a.bf_lo ? float_of(uint32_t{lo[at]} << 16) : 0;
-        values[(k + j) * m + r] = float_of(uint32_t{hi[at]} << 16) + low;
-      }
-}
-
+// What turns the whole-number sums of one group of one tile into weights times activations.
 template <int KIND>
-INLINE Vec group_offset(const Matrix& w, size_t entry, Vec scale) {
-  if (KIND == kW4Min || KIND == kInt8Min) return load_half(w.mins + entry);
-  if (KIND == kInt8) return mul(splat(-128.0f), scale);
-  const __m128i bytes = _mm_loadu_si128((const __m128i*)(w.zeros + entry));
-  const Vec zeros = {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
-                     _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
-  return sub(zero(), mul(zeros, scale));
-}
+struct Group {
+  static constexpr bool kMins = KIND == kW4Min || KIND == kInt8Min;
+  Vec factor, least;
+  IntVec zero;  // pairs (128 z, z) for the pairs in Activations::parts
+
+  __attribute__((always_inline)) Group(const Matrix& w, size_t entry) {
+    factor = load_half(w.scales + entry);
+    if (kMins) {
+      least = load_half(w.mins + entry);
+    } else if (KIND == kInt8) {
+      zero.a = zero.b = _mm256_set1_epi32(128 << 23 | 128);
+    } else {
+      const __m128i bytes = _mm_loadu_si128((const __m128i*)(w.zeros + entry));
+      const __m256i a = _mm256_cvtepu8_epi32(bytes), b = _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8));
+      zero = {_mm256_or_si256(_mm256_slli_epi32(a, 23), a), _mm256_or_si256(_mm256_slli_epi32(b, 23), b)};
+    }
+  }
+
+  // whole: sum of code * (128 hi + lo)
+  __attribute__((always_inline)) Vec add(Vec result, IntVec whole, const Activations& a, size_t at) const {
+    if (!kMins) {
+      const __m256i parts = _mm256_set1_epi32(a.parts[at]);
+      whole.a = _mm256_sub_epi32(whole.a, _mm256_madd_epi16(zero.a, parts));
+      whole.b = _mm256_sub_epi32(whole.b, _mm256_madd_epi16(zero.b, parts));
+    }
+    const Vec value = {_mm256_cvtepi32_ps(whole.a), _mm256_cvtepi32_ps(whole.b)};
+    result = fma(mul(value, splat(a.scale[at])), factor, result);
+    return kMins ? fma(least, splat(a.sum[at]), result) : result;
+  }
+};
 
 // sum += two products of int16 in each lane. As inline assembly because gcc 12 multiplies far ahead of adding, and
 // then keeps sums on the stack.
@@ -89,8 +99,6 @@ static void grouped_tile(const Matrix& w, const Activations& a, const Block& blo
   const int lines = w.group / kPerLine, m_all = block.m;
   const uint8_t* line = w.lines + static_cast<size_t>(tile) * (w.k_padded / kPerLine) * 64;
   const int32_t *even = block.even + first, *odd = block.odd + first;
-  const float* scale = a.scale + static_cast<size_t>(row + first) * a.groups;
-  const float* sum = a.sum + static_cast<size_t>(row + first) * a.groups;
   Vec result[M];
 #pragma GCC unroll 4
   for (int m = 0; m < M; ++m) result[m] = zero();
@@ -111,41 +119,10 @@ static void grouped_tile(const Matrix& w, const Activations& a, const Block& blo
       even += kPerLine / 4 * m_all;
       odd += kPerLine / 4 * m_all;
     }
-    const size_t entry = (static_cast<size_t>(tile) * w.groups + g) * kTile;
-    const Vec factor = load_half(w.scales + entry);
-    const Vec offset = group_offset<KIND>(w, entry, factor);
+    const Group<KIND> group(w, (static_cast<size_t>(tile) * w.groups + g) * kTile);
 #pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) {
-      const size_t at = static_cast<size_t>(m) * a.groups + g;
-      const Vec whole = {_mm256_cvtepi32_ps(sums[m].a), _mm256_cvtepi32_ps(sums[m].b)};
-      result[m] = fma(mul(whole, splat(scale[at])), factor, result[m]);
-      result[m] = fma(offset, splat(sum[at]), result[m]);
-    }
-  }
-#pragma GCC unroll 4
-  for (int m = 0; m < M; ++m) store(out + m * ld_out, result[m]);
-}
-
-template <int M>
-static void bf16_tile(const Matrix& w, const Block& block, int first, int tile, float* out, ptrdiff_t ld_out) {
-  const int lines = w.k_padded / 2;
-  const uint8_t* line = w.lines + static_cast<size_t>(tile) * lines * 64;
-  const float* values = block.values + first;
-  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
-  Vec result[M];
-#pragma GCC unroll 4
-  for (int m = 0; m < M; ++m) result[m] = zero();
-  for (int i = 0; i < lines; ++i) {
-    const __m256i a = _mm256_load_si256((const __m256i*)line), b = _mm256_load_si256((const __m256i*)line + 1);
-    const Vec w0 = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
-    const Vec w1 = {_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper))};
-#pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) result[m] = fma(w0, splat(values[m]), result[m]);
-    values += block.m;
-#pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) result[m] = fma(w1, splat(values[m]), result[m]);
-    values += block.m;
-    line += 64;
+    for (int m = 0; m < M; ++m)
+      result[m] = group.add(result[m], sums[m], a, static_cast<size_t>(row + first + m) * a.groups + g);
   }
 #pragma GCC unroll 4
   for (int m = 0; m < M; ++m) store(out + m * ld_out, result[m]);
@@ -164,7 +141,8 @@ static void some_rows(const Matrix& w, const Activations& a, const Block& block,
     case kInt8Min:
       return grouped_tile<kInt8Min, M>(w, a, block, row, first, tile, out, ld_out);
     case kBf16:
-      return bf16_tile<M>(w, block, first, tile, out, ld_out);
+    case kFp16:
+      return;  // matmul_dense
   }
 }
 
@@ -180,31 +158,27 @@ static void block_tile(const Matrix& w, const Activations& a, const Block& block
   }
 }
 
-static Block make_block(const Matrix& w, const Activations& a, int row, void* scratch) {
+static Block make_block(const Activations& a, int row, void* scratch) {
   const int m = a.rows - row < kRowBlock ? a.rows - row : kRowBlock;
-  if (w.kind == kBf16) {
-    widen_planes(a, row, m, w.k_padded, static_cast<float*>(scratch));
-    return {m, nullptr, nullptr, static_cast<const float*>(scratch)};
-  }
   int32_t* even = static_cast<int32_t*>(scratch);
   int32_t* odd = even + a.k_padded / 4 * m;
   join_planes(a, row, m, even, odd);
-  return {m, even, odd, nullptr};
+  return {m, even, odd};
 }
 
 constexpr size_t kResident = size_t{256} << 10;  // bytes of tiles that stay in L2 while row blocks pass by
 
 static void matmul(const Matrix& w, const Activations& a, int tile_begin, int tile_end, float* out, ptrdiff_t ld_out,
                    void* scratch) {
-  const size_t tile_bytes = static_cast<size_t>(w.k_padded) * (w.kind == kBf16                         ? 32
-                                                               : w.kind == kInt8 || w.kind == kInt8Min ? 16
-                                                                                                       : 8);
+  if (w.kind == kBf16) return matmul_dense<kBf16>(w, a, tile_begin, tile_end, out, ld_out, scratch);
+  if (w.kind == kFp16) return matmul_dense<kFp16>(w, a, tile_begin, tile_end, out, ld_out, scratch);
+  const size_t tile_bytes = static_cast<size_t>(w.k_padded) * (w.kind == kInt8 || w.kind == kInt8Min ? 16 : 8);
   int at_once = tile_bytes < kResident ? static_cast<int>(kResident / tile_bytes) : 1;
   if (a.rows <= kRowBlock) at_once = tile_end - tile_begin;
   for (int begin = tile_begin; begin < tile_end; begin += at_once) {
     const int end = begin + at_once < tile_end ? begin + at_once : tile_end;
     for (int row = 0; row < a.rows; row += kRowBlock) {
-      const Block block = make_block(w, a, row, scratch);
+      const Block block = make_block(a, row, scratch);
       for (int tile = begin; tile < end; ++tile)
         block_tile(w, a, block, row, tile, out + row * ld_out + static_cast<ptrdiff_t>(tile - tile_begin) * kTile,
                    ld_out);

@@ -51,7 +51,7 @@ int rows_of_block(const Activations& a, int row) {
   return left < kRowBlock ? left : kRowBlock;
 }
 
-// Where value k of a row lies in an int8 plane (per = 4) or a bf16 plane (per = 2).
+// Where value k of a row lies in an int8 plane (per = 4), a bf16 plane (per = 2) or the float plane (per = 1).
 size_t plane_index(const Activations& a, int row, int k, int per) {
   const int m = rows_of_block(a, row);
   return size_t(row / kRowBlock) * kRowBlock * a.k_padded + (size_t(k / per) * m + row % kRowBlock) * per + k % per;
@@ -75,12 +75,9 @@ float bf16_at(const Matrix& w, int channel, int k) {
   return bf16_to_float(value);
 }
 
-// What a group adds for each unit of the activations' sum: weights are code * scale + offset.
-float group_offset(const Matrix& w, size_t entry) {
-  const float scale = half_to_float(w.scales[entry]);
-  if (w.kind == kW4Zero) return -(float(w.zeros[entry]) * scale);
-  if (w.mins != nullptr) return half_to_float(w.mins[entry]);
-  return -128.0f * scale;
+// Weights are (code - zero) * scale, or code * scale + min.
+int32_t zero_of(const Matrix& w, size_t entry) {
+  return w.kind == kW4Zero ? w.zeros[entry] : w.kind == kInt8 ? 128 : 0;
 }
 
 // One row against the 16 channels of a tile. The inner loops run over channels, which compilers turn into vectors.
@@ -95,25 +92,40 @@ void grouped_tile(const Matrix& w, const Activations& a, int tile, int row, floa
       uint32_t lanes[kTile];
       memcpy(lanes, line + size_t(k / per_line) * 64, 64);
       const size_t at = plane_index(a, row, k, 4);
-      const int32_t value = a.hi[at] * 128 + a.lo[at];
+      const int32_t value = a.hi[at] * 128 + (a.lo != nullptr ? a.lo[at] : 0);
       const int shift = k % 4 * 8 + (k % per_line < 4 ? 0 : 4);
       for (int c = 0; c < kTile; ++c) sums[c] += int32_t(lanes[c] >> shift & mask) * value;
     }
     const size_t entry = (size_t(tile) * w.groups + g) * kTile, group = size_t(row) * a.groups + g;
+    const int32_t parts = a.parts[group], high = parts >> 16, low = int16_t(parts);
     for (int c = 0; c < kTile; ++c) {
-      result[c] += float(sums[c]) * a.scale[group] * half_to_float(w.scales[entry + c]);
-      result[c] += group_offset(w, entry + c) * a.sum[group];
+      const int32_t whole = sums[c] - zero_of(w, entry + c) * (128 * high + low);
+      result[c] += float(whole) * a.scale[group] * half_to_float(w.scales[entry + c]);
+      if (w.mins != nullptr) result[c] += half_to_float(w.mins[entry + c]) * a.sum[group];
     }
   }
   memcpy(out, result, sizeof result);
 }
 
-void bf16_tile(const Matrix& w, const Activations& a, int tile, int row, float* out) {
+float fp16_at(const Matrix& w, int channel, int k) {
+  const size_t at = (size_t(channel / kTile) * w.k_padded + k) * kTile + channel % kTile;
+  uint16_t value;
+  memcpy(&value, w.lines + at * 2, 2);
+  return half_to_float(value);
+}
+
+float dense_at(const Matrix& w, int channel, int k) {
+  return w.kind == kFp16 ? fp16_at(w, channel, k) : bf16_at(w, channel, k);
+}
+
+void dense_tile(const Matrix& w, const Activations& a, int tile, int row, float* out) {
   float result[kTile] = {};
   for (int k = 0; k < w.k_padded; ++k) {
     const size_t at = plane_index(a, row, k, 2);
-    const float value = bf16_to_float(a.bf_hi[at]) + (a.bf_lo ? bf16_to_float(a.bf_lo[at]) : 0);
-    for (int c = 0; c < kTile; ++c) result[c] += bf16_at(w, tile * kTile + c, k) * value;
+    float value = 0;
+    if (w.kind == kFp16) value = a.f32[plane_index(a, row, k, 1)];
+    if (w.kind == kBf16) value = bf16_to_float(a.bf_hi[at]) + (a.bf_lo ? bf16_to_float(a.bf_lo[at]) : 0);
+    for (int c = 0; c < kTile; ++c) result[c] += dense_at(w, tile * kTile + c, k) * value;
   }
   memcpy(out, result, sizeof result);
 }
@@ -122,7 +134,7 @@ void matmul(const Matrix& w, const Activations& a, int tile_begin, int tile_end,
   for (int tile = tile_begin; tile < tile_end; ++tile)
     for (int row = 0; row < a.rows; ++row) {
       float* to = out + row * ld_out + ptrdiff_t(tile - tile_begin) * kTile;
-      w.kind == kBf16 ? bf16_tile(w, a, tile, row, to) : grouped_tile(w, a, tile, row, to);
+      w.group == 0 ? dense_tile(w, a, tile, row, to) : grouped_tile(w, a, tile, row, to);
     }
 }
 
@@ -131,27 +143,33 @@ size_t matmul_scratch_bytes(int) { return 64; }
 // ---- activations ----
 
 void prepare_group(const float* x, int count, const Activations& a, int row, int g) {
-  float largest = 0;
+  float largest = 0, squares = 0;
   bool finite = true;
   for (int i = 0; i < count; ++i) {
     const float magnitude = fabsf(x[i]);
     finite = finite && magnitude < kInfinity;
     largest = magnitude > largest ? magnitude : largest;
+    squares += magnitude * magnitude;
   }
   const bool zero = largest < 1e-30f;
-  const float inverse = zero || !finite ? 0 : 16256.0f / largest;
-  int32_t sum = 0;
+  const bool second = a.lo != nullptr && !(largest <= a.threshold * sqrtf(squares / float(a.group)));
+  const float inverse = zero || !finite ? 0 : (second ? 16256.0f : 127.0f) / largest;
+  int32_t high_sum = 0, low_sum = 0;
   for (int i = 0; i < a.group; ++i) {
     const int value = i < count && inverse != 0 ? int(nearbyintf(x[i] * inverse)) : 0;
-    const int high = (value + 64) >> 7;
+    const int high = second ? (value + 64) >> 7 : value, low = second ? value - high * 128 : 0;
     const size_t at = plane_index(a, row, g * a.group + i, 4);
     a.hi[at] = int8_t(high);
-    a.lo[at] = int8_t(value - high * 128);
-    sum += value;
+    if (a.lo != nullptr) a.lo[at] = int8_t(low);
+    high_sum += high;
+    low_sum += low;
   }
   const float scale = !finite ? NAN : zero ? 0 : largest / 16256.0f;
-  a.scale[size_t(row) * a.groups + g] = scale;
-  a.sum[size_t(row) * a.groups + g] = scale * float(sum);
+  const size_t entry = size_t(row) * a.groups + g;
+  a.scale[entry] = scale;
+  a.sum[entry] = scale * float(high_sum * 128 + low_sum);
+  a.parts[entry] = high_sum * 65536 + (low_sum & 0xffff);
+  if (a.lo != nullptr) a.second[(size_t(row / kRowBlock) * a.groups + g) * kRowBlock + row % kRowBlock] = second;
 }
 
 void prepare(const float* x, const Activations& a, int row, int k_begin, int count) {
@@ -161,6 +179,8 @@ void prepare(const float* x, const Activations& a, int row, int k_begin, int cou
       const int left = k_begin + count - k;
       prepare_group(x + (k - k_begin), left < 0 ? 0 : left < a.group ? left : a.group, a, row, k / a.group);
     }
+  if (a.f32)
+    for (int k = k_begin; k < end; ++k) a.f32[plane_index(a, row, k, 1)] = k < k_begin + count ? x[k - k_begin] : 0;
   if (a.bf_hi)
     for (int k = k_begin; k < end; ++k) {
       const float value = k < k_begin + count ? x[k - k_begin] : 0;
@@ -173,8 +193,8 @@ void prepare(const float* x, const Activations& a, int row, int k_begin, int cou
 
 void gather_row(const Matrix& w, int row, float* out) {
   for (int k = 0; k < w.k; ++k) {
-    if (w.kind == kBf16) {
-      out[k] = bf16_at(w, row, k);
+    if (w.group == 0) {
+      out[k] = dense_at(w, row, k);
       continue;
     }
     const size_t entry = (size_t(row / kTile) * w.groups + k / w.group) * kTile + row % kTile;

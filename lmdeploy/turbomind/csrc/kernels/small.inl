@@ -97,30 +97,39 @@ INLINE Vec load_padded(const float* x, int count) {
 }
 
 static void prepare_group(const float* x, int count, const Activations& a, int row, int g) {
-  Vec largest = zero();
+  Vec largest = zero(), squares = zero();
   uint32_t bad = 0;
   for (int i = 0; i < count; i += 16) {
-    const Vec magnitude = abs(load_padded(x + i, count - i));
+    const Vec value = load_padded(x + i, count - i), magnitude = abs(value);
     bad |= mask_not_less(magnitude, splat(kInfinity));
     largest = max(magnitude, largest);
+    squares = fma(value, value, squares);
   }
   const float top = reduce_max(largest);
   const bool empty = bad || top < 1e-30f;
+  const float mean = reduce_add(squares) / static_cast<float>(a.group);
+  const bool second = a.lo && !(top <= a.threshold * __builtin_sqrtf(mean));
   const int m = rows_of_block(a, row), stride = 4 * m;
   const size_t at = static_cast<size_t>(row / kRowBlock) * kRowBlock * a.k_padded +
                     static_cast<size_t>(g) * a.group * m + row % kRowBlock * 4;
-  const Vec inverse = splat(empty ? 0.0f : 16256.0f / top);
-  IntVec sum = zero_ints();
+  const Vec inverse = splat(empty ? 0.0f : (second ? 16256.0f : 127.0f) / top);
+  IntVec high_sum = zero_ints(), low_sum = zero_ints();
   for (int i = 0; i < a.group; i += 16) {
     const Vec value = empty ? zero() : load_padded(x + i, count - i);
     const IntVec whole = to_int(mul(value, inverse));
-    sum = add_ints(sum, whole);
-    store_planes(whole, a.hi + at + i * m, a.lo + at + i * m, stride);
+    const IntVec high = second ? high_plane(whole) : whole, low = second ? low_plane(whole, high) : zero_ints();
+    high_sum = add_ints(high_sum, high);
+    low_sum = add_ints(low_sum, low);
+    store_dwords(high, a.hi + at + i * m, stride);
+    if (a.lo) store_dwords(low, a.lo + at + i * m, stride);
   }
   const float scale = bad ? __builtin_nanf("") : empty ? 0.0f : top / 16256.0f;
+  const int32_t high = reduce_ints(high_sum), low = reduce_ints(low_sum);
   const size_t entry = static_cast<size_t>(row) * a.groups + g;
   a.scale[entry] = scale;
-  a.sum[entry] = scale * static_cast<float>(reduce_ints(sum));
+  a.sum[entry] = scale * static_cast<float>(high * 128 + low);
+  a.parts[entry] = static_cast<int32_t>(static_cast<uint32_t>(high) << 16 | (static_cast<uint32_t>(low) & 0xffff));
+  if (a.lo) a.second[(static_cast<size_t>(row / kRowBlock) * a.groups + g) * kRowBlock + row % kRowBlock] = second;
 }
 
 static float float_of(uint32_t bits) {
@@ -143,6 +152,12 @@ static void prepare_bf16(const float* x, int count, const Activations& a, int ro
   }
 }
 
+static void prepare_f32(const float* x, int count, const Activations& a, int row, int k_begin, int k_end) {
+  const int m = rows_of_block(a, row);
+  float* to = a.f32 + static_cast<size_t>(row / kRowBlock) * kRowBlock * a.k_padded + row % kRowBlock;
+  for (int k = k_begin; k < k_end; ++k) to[static_cast<size_t>(k) * m] = k - k_begin < count ? x[k - k_begin] : 0;
+}
+
 static void prepare(const float* x, const Activations& a, int row, int k_begin, int count) {
   const int end = k_begin + count == a.k ? a.k_padded : k_begin + count;
   if (a.hi)
@@ -151,6 +166,7 @@ static void prepare(const float* x, const Activations& a, int row, int k_begin, 
       prepare_group(x + (k - k_begin), left < 0 ? 0 : left < a.group ? left : a.group, a, row, k / a.group);
     }
   if (a.bf_hi) prepare_bf16(x, count, a, row, k_begin, end);
+  if (a.f32) prepare_f32(x, count, a, row, k_begin, end);
 }
 
 // ---- one row of a matrix ----
@@ -164,10 +180,15 @@ static void gather_bf16(const Matrix& w, int row, float* out) {
   }
 }
 
-static float half_to_float(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
+static void gather_fp16(const Matrix& w, int row, float* out) {
+  const uint16_t* lane =
+      reinterpret_cast<const uint16_t*>(w.lines) + static_cast<size_t>(row / kTile) * w.k_padded * kTile + row % kTile;
+  for (int k = 0; k < w.k; ++k) out[k] = half_to_float(lane[static_cast<size_t>(k) * kTile]);
+}
 
 static void gather_row(const Matrix& w, int row, float* out) {
   if (w.kind == kBf16) return gather_bf16(w, row, out);
+  if (w.kind == kFp16) return gather_fp16(w, row, out);
   const bool bytes = w.kind == kInt8 || w.kind == kInt8Min;
   const int per_line = bytes ? 4 : 8;
   const uint8_t* lane = w.lines + static_cast<size_t>(row / kTile) * (w.k_padded / per_line) * 64 + row % kTile * 4;

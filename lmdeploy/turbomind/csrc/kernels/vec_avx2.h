@@ -39,6 +39,7 @@ INLINE Vec load_half(const uint16_t* p) {
 INLINE __m256 bf16_half(__m128i halves) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
+INLINE float half_to_float(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
 INLINE Vec load_bf16(const uint16_t* p) {
   return {bf16_half(_mm_loadu_si128((const __m128i*)p)), bf16_half(_mm_loadu_si128((const __m128i*)p + 1))};
 }
@@ -182,13 +183,11 @@ INLINE void store_dwords(IntVec v, int8_t* out, int stride) {
                             _mm_extract_epi32(bytes, 3)};
   for (int i = 0; i < 4; ++i) __builtin_memcpy(out + i * stride, &words[i], 4);
 }
-INLINE __m256i high_plane(__m256i v) { return _mm256_srai_epi32(_mm256_add_epi32(v, _mm256_set1_epi32(64)), 7); }
-INLINE void store_planes(IntVec v, int8_t* hi, int8_t* lo, int stride) {
-  const IntVec high = {high_plane(v.a), high_plane(v.b)};
-  const IntVec low = {_mm256_sub_epi32(v.a, _mm256_slli_epi32(high.a, 7)),
-                      _mm256_sub_epi32(v.b, _mm256_slli_epi32(high.b, 7))};
-  store_dwords(high, hi, stride);
-  store_dwords(low, lo, stride);
+INLINE __m256i high_half(__m256i v) { return _mm256_srai_epi32(_mm256_add_epi32(v, _mm256_set1_epi32(64)), 7); }
+// Planes of v = 128 * high + low.
+INLINE IntVec high_plane(IntVec v) { return {high_half(v.a), high_half(v.b)}; }
+INLINE IntVec low_plane(IntVec v, IntVec high) {
+  return {_mm256_sub_epi32(v.a, _mm256_slli_epi32(high.a, 7)), _mm256_sub_epi32(v.b, _mm256_slli_epi32(high.b, 7))};
 }
 
 // The nearest bfloat16 of each lane, still as float.
@@ -209,4 +208,13 @@ INLINE void split_bf16(Vec v, uint32_t* hi, uint32_t* lo) {
   const Vec high = {to_bf16_half(v.a), to_bf16_half(v.b)}, rest = sub(v, high);
   store_upper(high.a, high.b, hi);
   store_upper(to_bf16_half(rest.a), to_bf16_half(rest.b), lo);
+}
+
+constexpr int kDenseRows = 4, kDenseChains = 1;
+
+INLINE void load_bf16_pair(const uint8_t* line, Vec& even, Vec& odd) {
+  const __m256i a = _mm256_loadu_si256((const __m256i*)line), b = _mm256_loadu_si256((const __m256i*)line + 1);
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+  even = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+  odd = {_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper))};
 }
