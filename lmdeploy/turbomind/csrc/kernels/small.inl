@@ -180,8 +180,6 @@ static void gather_bf16(const Matrix& w, int row, float* out) {
   }
 }
 
-static float half_to_float(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
-
 static void gather_fp16(const Matrix& w, int row, float* out) {
   const uint16_t* lane =
       reinterpret_cast<const uint16_t*>(w.lines) + static_cast<size_t>(row / kTile) * w.k_padded * kTile + row % kTile;

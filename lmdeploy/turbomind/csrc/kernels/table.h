@@ -108,7 +108,7 @@ struct AttentionItem {
 };
 
 struct KernelTable {
-  const char* name;  // "portable", "avx2", "avx512"
+  const char* name;  // "portable", "avx2", "avx512", "neon"
 
   // out[r * ld_out + (tile - tile_begin) * 16 + c] for all rows of `a` and tiles [tile_begin, tile_end).
   // `scratch` is private to the calling thread, 64-byte aligned, matmul_scratch_bytes(k_padded) long.
@@ -158,5 +158,6 @@ struct KernelTable {
 const KernelTable& portable_table();
 const KernelTable& avx2_table();
 const KernelTable& avx512_table();
+const KernelTable& neon_table();
 
 }  // namespace lmdeploy

@@ -39,6 +39,7 @@ INLINE Vec load_half(const uint16_t* p) {
 INLINE __m256 bf16_half(__m128i halves) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
+INLINE float half_to_float(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
 INLINE Vec load_bf16(const uint16_t* p) {
   return {bf16_half(_mm_loadu_si128((const __m128i*)p)), bf16_half(_mm_loadu_si128((const __m128i*)p + 1))};
 }

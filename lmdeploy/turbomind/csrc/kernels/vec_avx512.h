@@ -21,6 +21,7 @@ INLINE __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
 INLINE Vec load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
 INLINE void store_n(float* p, Vec v, int n) { _mm512_mask_storeu_ps(p, first(n), v); }
 INLINE Vec load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+INLINE float half_to_float(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
 INLINE Vec load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
