@@ -62,7 +62,6 @@ class GGUFFile:
         cursor = _Cursor(self.path, self._map)
         tensor_count, pair_count = cursor.header()
         self.metadata: dict[str, Any] = cursor.pairs(pair_count)
-        self._pairs_end = cursor.position
         table = cursor.tensor_table(tensor_count)
         self.tensors: dict[str, GGUFTensor] = _place(
             self.path, table, cursor.position, len(self._map), self._alignment()
@@ -104,11 +103,6 @@ class GGUFFile:
         """Take the tensor's pages out of this process; they are read again when needed."""
         tensor = self.tensors[name]
         release_pages(self._map, tensor.offset, tensor.file_bytes)
-
-    def metadata_only(self) -> bytes:
-        """A GGUF file with the same metadata and no tensors."""
-        head = bytes(self._map[:8]) + bytes(8)  # magic and version; the number of tensors
-        return head + bytes(self._map[16 : self._pairs_end])
 
     def close(self) -> None:
         """Give up the file. Arrays that are views of it keep the map alive until they are gone."""

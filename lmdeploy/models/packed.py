@@ -2,8 +2,8 @@
 
     packed.json     what the model is, which files it was made from, a checksum of every piece of packed.bin
     packed.bin      weights as the native engine holds them in memory
-    the rest        tokenizer, chat template and generation config, as beside the model; metadata.gguf holds
-                    those of a GGUF file
+    the rest        tokenizer, chat template and generation config, as beside the model; those in a GGUF file
+                    become such files
 
 Owns packed.json and the check that the folder is whole and no older than its source. Knows no layout:
 `layout` is a name that the executor compares with its own.
@@ -29,7 +29,7 @@ from lmdeploy.models.files import is_there, read_json
 from lmdeploy.models.spec import ModelSpec
 from lmdeploy.quant.tensors import StoredMatrix, Tensor
 
-MANIFEST, WEIGHTS, METADATA = "packed.json", "packed.bin", "metadata.gguf"
+MANIFEST, WEIGHTS = "packed.json", "packed.bin"
 FORM = 1  # of packed.json
 PIECE = 4 << 20  # bytes of packed.bin with one checksum
 _AGAIN = "convert the model again: lmdeploy convert MODEL DIR --force"

@@ -146,6 +146,7 @@ def _resolve(
         kv_bits=config.quant_policy or 16,
     )
     plan, limits = _plan(checkpoint, guesses.draft, config, limits, machine, choice, server)
+    kernels = choose_kernels() if choice.backend == "turbomind" else ""
     return RuntimeConfig(
         model=model,
         model_path=str(path),
@@ -155,7 +156,7 @@ def _resolve(
         model_len=spec.max_position,
         max_prefill_token_num=config.max_prefill_token_num,
         limits=limits,
-        kernels=choose_kernels() if choice.backend == "turbomind" else "",
+        kernels=kernels,
         backend=choice.backend,
         device=choice.device,
         dtype=_dtype(config, choice),
@@ -164,7 +165,7 @@ def _resolve(
         enable_prefix_caching=config.enable_prefix_caching,
         speculative=guesses.config,
         plan=plan,
-        notes=(*checkpoint.notes, *_notes(config, plan, spec)),
+        notes=(*checkpoint.notes, *_notes(config, plan, spec), *_native_notes(kernels, machine)),
         cautions=_cautions(config, plan, spec, limits.num_threads, machine, choice),
     )
 
@@ -292,6 +293,19 @@ def _needs(checkpoint: Checkpoint, config: EngineConfig, limits: Limits, choice:
         block_size=limits.block_size,
         token=native.block // limits.block_size,
     )
+
+
+def _native_notes(kernels: str, machine: Machine) -> list[str]:
+    """What makes the native engine slower here than it need be; `kernels` is "" for another engine."""
+    notes = []
+    if kernels == "portable":
+        notes.append("the portable kernels compute, which are slow: AVX2 is missing or was turned off")
+    if kernels and machine.huge_pages.transparent in ("never", "absent"):
+        notes.append(
+            "memory comes in small pages, which is slower: transparent huge pages are"
+            f" {machine.huge_pages.transparent} (/sys/kernel/mm/transparent_hugepage/enabled)"
+        )
+    return notes
 
 
 def _notes(config: EngineConfig, plan: MemoryPlan, spec: ModelSpec) -> tuple[str, ...]:

@@ -227,10 +227,13 @@ def load_chat_template(
 
 
 def _own(path: str | Path, tokenizer: Tokenizer) -> ChatTemplate:
+    return ChatTemplate(own_templates(path), tokenizer, str(locate(path).path))
+
+
+def own_templates(path: str | Path) -> dict[str, str]:
+    """Name -> text of the templates in a model's files; the usual one is "default"."""
     files = locate(path)
-    if files.format == "gguf":
-        return ChatTemplate(_gguf_templates(files.path), tokenizer, str(files.path))
-    return ChatTemplate(_directory_templates(files.path), tokenizer, str(files.path))
+    return _gguf_templates(files.path) if files.format == "gguf" else _directory_templates(files.path)
 
 
 def _gguf_templates(path: Path) -> dict[str, str]:

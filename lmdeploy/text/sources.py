@@ -6,6 +6,7 @@ A GGUF file holds its own. In a directory the first of these counts: tokenizer.j
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,16 @@ def read_source(path: str | Path) -> TokenizerSource:
     return _from_gguf(files.path) if files.format == "gguf" else _from_directory(files.path)
 
 
+def write_as_files(source: TokenizerSource, templates: Mapping[str, str], directory: Path) -> None:
+    """A tokenizer and its chat templates as the files of a model directory: these are read faster than a GGUF
+    file's metadata. config.json holds the ends of a turn only."""
+    source.backend.save(str(directory / "tokenizer.json"))
+    entries = [{"name": name, "template": text} for name, text in templates.items()]
+    config = {**source.named, "chat_template": entries or None}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "config.json").write_text(json.dumps({"eos_token_id": source.eos_ids}))
+
+
 def _from_gguf(path: Path) -> TokenizerSource:
     file = GGUFFile(path)
     metadata, source = file.metadata, str(path)
@@ -80,7 +91,7 @@ def _from_directory(directory: Path) -> TokenizerSource:
 
 def _declared_ends(directory: Path, backend: tokenizers.Tokenizer) -> list[int]:
     """eos_token_id of the model's own files. ModelError when it is no id of this vocabulary."""
-    size = max(backend.get_vocab().values(), default=-1) + 1
+    size = id_count(backend)
     rows = optional_json(directory / "config.json").get("vocab_size")
     size = max(size, rows) if isinstance(rows, int) else size
     ends: list[int] = []
@@ -117,6 +128,15 @@ def _backend(directory: Path, declared: DeclaredTokens) -> Found:
         special = {i: token.content for i, token in declared.added.items()}
         return _from_ranks(read_tiktoken(data, path.name, special, str(path)), declared, data, str(path))
     return _from_sentencepiece(read_sentencepiece(data, str(path)), declared, data, str(path))
+
+
+def id_count(backend: tokenizers.Tokenizer) -> int:
+    """The highest id and one. Most have no gaps, which is seen faster than a dictionary is made."""
+    count: int = backend.get_vocab_size(with_added_tokens=True)
+    if all(backend.id_to_token(i) is not None for i in range(count)):
+        return count
+    added = max(backend.get_added_tokens_decoder(), default=-1)
+    return max(max(backend.get_vocab().values(), default=-1), added) + 1
 
 
 def _from_json(path: Path) -> tokenizers.Tokenizer:

@@ -18,6 +18,7 @@ from lmdeploy.quant.tensors import Form, GroupedTensor, StoredMatrix, Tensor
 from lmdeploy.turbomind.layout import (
     BF16,
     DENSE,
+    FP16,
     INT8,
     INT8_MIN,
     TILE,
@@ -48,7 +49,7 @@ FORMS: dict[Form, tuple[int, int]] = {
     "words8": (9, INT8),
     "int8": (10, INT8),
     "bfloat16": (11, BF16),
-    "float16": (12, BF16),
+    "float16": (12, FP16),
     "float32": (13, BF16),
     "awq": (14, W4_ZERO),
     "gptq4": (15, W4_ZERO),
