@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import Checkpoint, Source, TensorInfo
@@ -60,7 +63,7 @@ class Packed:
 
 def is_packed(path: str | Path) -> bool:
     """Whether a path is a folder in packed form, sound or not."""
-    return (Path(path) / MANIFEST).is_file() or (Path(path) / WEIGHTS).is_file()
+    return any(os.path.isfile(Path(path) / name) for name in (MANIFEST, WEIGHTS))
 
 
 def open_packed(path: str | Path, model_format: str | None) -> Checkpoint:
@@ -181,6 +184,9 @@ class PackedStore:
             f"{self.source}: holds weights packed for the native engine only; give the model it was made from"
             f" ({Path(self._packed.sources[0].path).parent})."
         )
+
+    def groups(self, name: str) -> npt.NDArray[np.integer]:
+        raise KeyError(name)
 
     def stored_matrix(self, name: str) -> StoredMatrix | None:
         return None

@@ -31,7 +31,7 @@ def pipeline(
     """Load a model (directory, GGUF file or hub id) into this process.
 
     backend_config: TurbomindEngineConfig or PytorchEngineConfig takes that engine, None the better fit. Which
-    one and why is logged with the memory plan at INFO, what limits it unexpectedly at WARNING.
+    one and why is logged at WARNING, the memory plan at INFO, what limits it unexpectedly at WARNING.
     speculative_config: a SpeculativeConfig or a dictionary of its fields turns speculative decoding on.
     `trust_remote_code` may be given and changes nothing: code from a model is never run. Raises ConfigError,
     ModelError and CapacityError, each one line.
@@ -47,7 +47,7 @@ def pipeline(
     speculative = speculative_options(speculative_config)
     config = resolve(model_path, backend_config, speculative=speculative)
     get_logger().info("%s", plan_table(config))
-    if backend_config is None and config.backend != "turbomind":
+    if backend_config is None or type(backend_config) is EngineConfig:  # nobody has said which
         get_logger().warning("engine: %s", config.engine)
     for caution in config.cautions:
         get_logger().warning("%s", caution)

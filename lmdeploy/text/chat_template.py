@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import ConfigError, ModelError, RequestError, text_problem
-from lmdeploy.models.files import is_there, locate, read_json
+from lmdeploy.models.files import is_there, locate, read_json, read_text
 from lmdeploy.models.gguf import GGUFFile
 from lmdeploy.text.builtin_templates import BUILT_IN, OWN
 from lmdeploy.text.jinja_limits import TemplateFailure
@@ -275,10 +275,7 @@ def _named(value: Any, source: Path) -> dict[str, str]:
 
 
 def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: cannot be read: {error}.") from None
+    return read_text(path)
 
 
 def _from_fields(fields: Mapping[str, Any], tokenizer: Tokenizer, source: str) -> ChatTemplate:

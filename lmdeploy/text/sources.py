@@ -14,8 +14,9 @@ from pathlib import Path
 import tokenizers
 
 from lmdeploy.errors import ModelError
+from lmdeploy.logging import get_logger
 from lmdeploy.models.fields import shown
-from lmdeploy.models.files import is_there, locate, read_json
+from lmdeploy.models.files import is_there, locate, read_json, read_text, unreadable
 from lmdeploy.models.gguf import GGUFFile
 from lmdeploy.text.conversion_cache import content_key, converted
 from lmdeploy.text.declared_tokens import DeclaredTokens, optional_json, read_declared
@@ -78,6 +79,11 @@ def _from_directory(directory: Path) -> TokenizerSource:
     named = {**named, **declared.named}
     _complete_added(backend, declared, named, str(directory))
     ids = {key: backend.token_to_id(text) for key, text in named.items()}
+    for key in ("bos_token", "eos_token"):
+        if key in ids and ids[key] is None:
+            get_logger().warning(
+                "%s: %s is %r, which is no token; it is left out", directory, key, named[key]
+            )
     found = [ids.get("eos_token"), *(backend.token_to_id(text) for text in ends)]
     eos_ids = [i for i in found if i is not None] + _declared_ends(directory, backend)
     return TokenizerSource(backend, str(directory), ids.get("bos_token"), eos_ids, named)
@@ -134,17 +140,31 @@ def id_count(backend: tokenizers.Tokenizer) -> int:
 
 
 def _from_json(path: Path) -> tokenizers.Tokenizer:
+    text = read_text(path)
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more specific
         raise ModelError(f"{path}: not a sound tokenizer: {str(error).splitlines()[0]}.") from None
+    _tell_shared_ids(backend, path)
+    return backend
+
+
+def _tell_shared_ids(backend: tokenizers.Tokenizer, path: Path) -> None:
+    first: dict[int, str] = {}
+    for text, i in backend.get_vocab().items():
+        if first.setdefault(i, text) != text:
+            get_logger().warning(
+                "%s: tokens %r and %r have the same id, %d; it is read as %r",
+                *(path, *sorted((first[i], text)), i, backend.id_to_token(i)),
+            )
+            return
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror or error}.") from None
+        raise unreadable(path, error) from None
 
 
 def _from_ranks(vocabulary: RankVocabulary, declared: DeclaredTokens, data: bytes, source: str) -> Found:
