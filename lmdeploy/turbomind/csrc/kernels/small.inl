@@ -137,18 +137,31 @@ static float float_of(uint32_t bits) {
   __builtin_memcpy(&value, &bits, 4);
   return value;
 }
+// Writes eight pairs, or the first of them, `stride` values apart.
+INLINE void store_pairs(const uint32_t* pairs, int count, uint16_t* out, int stride) {
+  if (count == 8) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) __builtin_memcpy(out + i * stride, &pairs[i], 4);
+    return;
+  }
+  for (int i = 0; i < count; ++i) __builtin_memcpy(out + i * stride, &pairs[i], 4);
+}
+
 static void prepare_bf16(const float* x, int count, const Activations& a, int row, int k_begin, int k_end) {
   const int m = rows_of_block(a, row);
   const size_t block = static_cast<size_t>(row / kRowBlock) * kRowBlock * a.k_padded + row % kRowBlock * 2;
   for (int k = k_begin; k < k_end; k += 16) {
-    uint32_t hi[8], lo[8];
-    split_bf16(load_padded(x + (k - k_begin), count - (k - k_begin)), hi, lo);
+    const Vec v = load_padded(x + (k - k_begin), count - (k - k_begin));
     const int pairs = k_end - k < 16 ? (k_end - k) / 2 : 8;
-    for (int i = 0; i < pairs; ++i) {
-      const size_t at = block + static_cast<size_t>(k / 2 + i) * 2 * m;
-      __builtin_memcpy(a.bf_hi + at, &hi[i], 4);
-      if (a.bf_lo) __builtin_memcpy(a.bf_lo + at, &lo[i], 4);
+    const size_t at = block + static_cast<size_t>(k) * m;
+    uint32_t hi[8], lo[8];
+    if (a.bf_lo) {
+      split_bf16(v, hi, lo);
+      store_pairs(lo, pairs, a.bf_lo + at, 2 * m);
+    } else {
+      round_bf16(v, hi);
     }
+    store_pairs(hi, pairs, a.bf_hi + at, 2 * m);
   }
 }
 

@@ -204,6 +204,7 @@ INLINE void store_upper(__m256 a, __m256 b, uint32_t* out) {
   const __m256i x = _mm256_srli_epi32(_mm256_castps_si256(a), 16), y = _mm256_srli_epi32(_mm256_castps_si256(b), 16);
   _mm256_storeu_si256((__m256i*)out, _mm256_permute4x64_epi64(_mm256_packus_epi32(x, y), 0xd8));
 }
+INLINE void round_bf16(Vec v, uint32_t* words) { store_upper(to_bf16_half(v.a), to_bf16_half(v.b), words); }
 INLINE void split_bf16(Vec v, uint32_t* hi, uint32_t* lo) {
   const Vec high = {to_bf16_half(v.a), to_bf16_half(v.b)}, rest = sub(v, high);
   store_upper(high.a, high.b, hi);

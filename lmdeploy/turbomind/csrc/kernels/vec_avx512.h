@@ -125,6 +125,8 @@ INLINE void store_dwords(IntVec v, int8_t* out, int stride) {
 INLINE IntVec high_plane(IntVec v) { return _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(64)), 7); }
 INLINE IntVec low_plane(IntVec v, IntVec high) { return _mm512_sub_epi32(v, _mm512_slli_epi32(high, 7)); }
 
+// The nearest bfloat16 of 16 values, two in each of the 8 words.
+INLINE void round_bf16(Vec v, uint32_t* words) { _mm256_storeu_si256((__m256i*)words, (__m256i)_mm512_cvtneps_pbh(v)); }
 // Splits 16 values into bfloat16 planes hi + lo, two values in each of the 8 words.
 INLINE void split_bf16(Vec v, uint32_t* hi, uint32_t* lo) {
   const __m256i high = (__m256i)_mm512_cvtneps_pbh(v);
