@@ -257,8 +257,16 @@ def test_any_shape(name, n, k, rows, kind_group):
     weights = cases.make_weights(kind, n, k, group, seed=n)
     x = cases.activations(rows, k, seed=k)
     got = cases.run(name, kind, group, weights, x)
-    # Few inputs can cancel by chance: the error is measured against what they could sum to.
+    # Few inputs can cancel by chance: the error is measured against what they could sum to, and where one input
+    # sets the steps of its group, against half a step of each.
     scale = np.sqrt(np.square(x.astype(np.float64)) @ np.square(weights.values.T))
     error = np.abs(got[:, :n] - x.astype(np.float64) @ weights.values.T)
-    assert (error <= 1e-6 + 3e-3 * scale).all()
+    starts = range(0, k, group or k)
+    steps = np.stack([np.abs(x[:, i : i + (group or k)]).max(1) / 16256 for i in starts], 1).astype(
+        np.float64
+    )
+    sums = np.stack([np.abs(weights.values[:, i : i + (group or k)]).sum(1) for i in starts], 1)
+    assert (error <= 1e-6 + 3e-3 * scale + 0.5 * steps @ sums.T).all()
+    if error.size < 500:
+        return
     assert np.sqrt(np.mean(error**2)) <= 1e-6 + 3e-4 * np.sqrt(np.mean(scale**2))
