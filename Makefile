@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml CMakeLists.txt README.md $(shell find lmdeploy -type f -name '*.py' -o -type f -path '*/csrc/*' -o -name '*.pyi')
-CXX_FILES = $(shell find lmdeploy -name '*.cpp' -o -name '*.h' -o -name '*.inl')
+CXX_FILES = $(shell find lmdeploy tests/native -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 QUESTION ?= What is the capital of France?
 
 .PHONY: demo test check format bench bench-peers bench-native docs clean

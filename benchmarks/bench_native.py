@@ -24,9 +24,11 @@ from typing import Any
 from measure.extras import EXTRAS, run_extras
 from measure.machine import processor
 from measure.records import Key, Records
-from measure.report import write_report
+from measure.report import write_into, write_report
+from measure.results import Results
 from measure.rows import ACCURACIES, CASES, MODELS, OURS, SIDES, Case, Side, cases_of
 from measure.statistics import median
+from measure.targets import close_sides
 from measure.workers import Pool, Setup, WorkerError
 
 TURN_SECONDS = 900.0  # a turn that takes longer has failed
@@ -66,7 +68,7 @@ class Run:
     """One pass over all rows; `records` is what is known so far."""
 
     def __init__(self, args: argparse.Namespace, setup: Setup, records: Records) -> None:
-        self._args, self._records = args, records
+        self._args, self._setup, self._records = args, setup, records
         self._sides = chosen_sides(args.sides, setup)
         memory = int(args.memory * 1e9)
         self._pool = Pool(setup, args.threads, memory, args.out / "logs", args.start_seconds)
@@ -77,7 +79,10 @@ class Run:
         rows = rows_of(self._args)
         try:
             for model in dict.fromkeys(model for model, _ in rows):
-                self._model(model, [case for name, case in rows if name == model])
+                cases = [case for name, case in rows if name == model]
+                self._model(model, cases)
+                for case in cases:
+                    self._sharpen(model, case)
                 self._pool.close()
         finally:
             self._pool.close()
@@ -89,6 +94,14 @@ class Run:
                 turn = (number + place) % len(sides)
                 for side in [*sides[turn:], *sides[:turn]]:
                     self._turn(model, case, side, number)
+
+    def _sharpen(self, model: str, case: Case) -> None:
+        """More rounds for the sides of a ratio that is within a tenth of its bound."""
+        known = {side.name: side for side in self._sides}
+        for number in range(self._args.rounds, self._args.most_rounds):
+            near = [known[name] for name in close_sides(Results(self._records), model, case) if name in known]
+            for side in near if number % 2 else near[::-1]:
+                self._turn(model, case, side, number)
 
     def _turn(self, model: str, case: Case, side: Side, number: int) -> None:
         key = (model, case.name, side.name)
@@ -102,7 +115,8 @@ class Run:
         except WorkerError as error:
             self._pool.drop(model, side)
             self._failed[key] = self._failed.get(key, 0) + 1
-            self._records.add({"kind": "failure", **base, "error": str(error)})
+            told = str(error).replace(str(self._setup.models), "MODELS")
+            self._records.add({"kind": "failure", **base, "error": told})
             self._say(f"{model} {case.name} {side.name}: failed: {error}")
             return
         facts = {name: worker.facts[name] for name in ("version", "load_seconds") if name in worker.facts}
@@ -126,7 +140,9 @@ class Run:
     def _say(self, text: str) -> None:
         rows = rows_of(self._args)
         wanted = self._args.rounds * sum(sum(m in s.models for s in self._sides) for m, _ in rows)
-        done = sum(min(len(turns), self._args.rounds) for turns in self._records.turns().values())
+        turns, names = self._records.turns(), [side.name for side in self._sides]
+        keys = [(model, case.name, name) for model, case in rows for name in names]
+        done = sum(min(len(turns.get(key, [])), self._args.rounds) for key in keys)
         minutes = (time.perf_counter() - self._begin) / 60
         print(f"[{done}/{wanted}, {minutes:.1f} min] {text}", flush=True)
 
@@ -158,12 +174,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sides", nargs="+", help="such as 'lmdeploy auto'; default: all that are installed")
     parser.add_argument("--extras", nargs="*", choices=EXTRAS, default=list(EXTRAS), help="other benchmarks")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--most-rounds", type=int, default=15, help="where a ratio is close to its bound")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory", type=float, default=12.0, help="GB that loaded engines may hold together")
     parser.add_argument("--start-seconds", type=float, default=600.0, help="longest start of an engine")
     parser.add_argument("--lock", type=Path, help="file to lock during each turn, on a shared machine")
     parser.add_argument("--niceness", type=int, help="of a side during its turn, on a shared machine")
     parser.add_argument("--fresh", action="store_true", help="drop earlier results")
+    parser.add_argument("--docs", type=Path, help="Markdown page to write the results into")
     parser.add_argument("--report-only", action="store_true", help="write the tables of earlier results")
     return parser.parse_args()
 
@@ -181,8 +199,11 @@ def main() -> None:
         head = {"processor": processor(), "threads": args.threads, "date": time.strftime("%Y-%m-%d %H:%M")}
         records.add({"kind": "run", **head, "accuracies": ACCURACIES})
         Run(args, setup, records).all_rows()
-        run_extras(args.extras, records, setup.models, args)
-    print(write_report(records, args.out))
+        run_extras(args.extras, records, setup, args)
+    text = write_report(records, args.out)
+    print(text)
+    if args.docs is not None:
+        write_into(args.docs, text, args.out / "chart.svg")
 
 
 if __name__ == "__main__":

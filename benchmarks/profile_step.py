@@ -2,18 +2,17 @@
 
     python benchmarks/profile_step.py [--model PATH] [--decode 1 8 32] [--context 512] [--prefill 512]
 
-For each operation: the time (mean over threads, median over the fastest quarter of the steps), the bytes and
+For each operation: the time (mean over threads; of all steps the value at the fastest tenth), the bytes and
 operations it must move, and the time these take at the speeds that this process measures before and after: a
 plain read of as many bytes as lie in the same memory (all weights; all cached keys and values; or the rows in
 the caches of the CPU) and the product peak of the instructions used, divided by the number of activation
-planes. "barrier" is waiting for other threads; "host" is everything outside the parallel region: scheduling,
-packing, Python, waking threads.
+planes (with accuracy=auto one, though some groups have two). "barrier" is waiting for other threads; "host"
+is everything outside the parallel region: scheduling, packing, Python, waking threads.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,17 +24,18 @@ import numpy as np
 from measure.demo import demo_model
 
 from lmdeploy import TurbomindEngineConfig
+from lmdeploy.config import NATIVE_DTYPES
 from lmdeploy.engine.request import Request, SamplingParams
 from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.models.spec import ModelSpec
 from lmdeploy.runtime.build import build_engine
 from lmdeploy.runtime.resolve import resolve
 from lmdeploy.turbomind import _turbomind
-from lmdeploy.turbomind.layout import BF16, InputLayout, LinearLayout, MatrixLayout, ModelLayout, model_layout
+from lmdeploy.turbomind.accuracy import ALWAYS, THRESHOLDS
+from lmdeploy.turbomind.layout import BF16, FP16, InputLayout, LinearLayout, ModelLayout, model_layout
 
 K = _turbomind.kernels
 FEW_ROWS = 4  # up to here every thread prepares all rows for itself (csrc/workspace.h)
-PLANES = 2  # products of activation planes for each weight
 
 
 @dataclass
@@ -68,8 +68,13 @@ class Machine:
         size = min(max(resident, 1 << 17), 1 << 30)
         return moved / self.read(max(int(size).bit_length() - 1, 17)) if moved else 0.0
 
-    def peak(self, kind: int) -> float:
-        return (self.bf16 if kind == BF16 else self.int8) / PLANES
+    def peak(self, kind: int, layout: InputLayout) -> float:
+        """Operations per second of a weight kind with the planes that its input is prepared in."""
+        if kind == FP16:
+            return self.fma
+        if kind == BF16:
+            return self.bf16 / layout.bf16
+        return self.int8 / (2 if layout.threshold == ALWAYS else 1)
 
 
 @dataclass(frozen=True)
@@ -92,13 +97,13 @@ class Step:
         return float(sum(min(new + before, (window or 1 << 40) + new) for new, before in self.rows))
 
 
-def linear_work(matrices: tuple[MatrixLayout, ...], tokens: int, machine: Machine) -> Work:
+def linear_work(linear: LinearLayout, tokens: int, machine: Machine) -> Work:
     work = Work()
-    for m in matrices:
+    for m in linear.matrices:
         operations = 2.0 * m.n * m.k * tokens
         work.weights += m.nbytes
         work.operations += operations
-        work.seconds += operations / machine.peak(m.kind)
+        work.seconds += operations / machine.peak(m.kind, linear.input)
     return work
 
 
@@ -129,7 +134,7 @@ def step_work(spec: ModelSpec, layout: ModelLayout, step: Step, machine: Machine
             ("down", layer.down),
         )
         for op, linear in linears:
-            add(total, op, linear_work(linear.matrices, tokens, machine))
+            add(total, op, linear_work(linear, tokens, machine))
         q_dim, kv_dim = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
         add(total, "rope_store", Work(rows=(8.0 * q_dim + 2 * (4.0 + 2.0) * kv_dim) * tokens))
         operations = 4.0 * q_dim * step.pairs(a.window)
@@ -140,7 +145,7 @@ def step_work(spec: ModelSpec, layout: ModelLayout, step: Step, machine: Machine
         add(total, "residual", Work(rows=2 * 12.0 * spec.hidden_size * tokens))
     head = layout.head or layout.embedding
     add(total, "prepare", Work(rows=prepared_bytes(layout.head_input, samples)))
-    add(total, "head", linear_work((head,), samples, machine))
+    add(total, "head", linear_work(LinearLayout(layout.head_input, (head,)), samples, machine))
     for op in ("finish", "sample"):
         add(total, op, Work(rows=4.0 * spec.vocab_size * samples))
     return total
@@ -163,6 +168,8 @@ class Runner:
             num_threads=args.threads,
             max_prefill_token_num=max(512, args.prefill),
             enable_prefix_caching=False,
+            accuracy=args.accuracy,
+            dtype=args.dtype,
         )
         self.engine = build_engine(resolve(str(model), config))
         self.executor: Any = self.engine.executor
@@ -206,10 +213,9 @@ class Runner:
 
 
 def typical(steps: list[dict[str, float]]) -> dict[str, float]:
-    """Medians over the fastest quarter of the steps: the others were disturbed by other processes."""
-    order = sorted(steps, key=lambda step: sum(step.values()))
-    kept = order[: max(3, len(order) // 4)]
-    return {name: statistics.median(step[name] for step in kept) for name in steps[0]}
+    """For each operation by itself the value that a tenth of the steps stay below: other processes disturb
+    most steps of a long one somewhere, but seldom the same operation."""
+    return {name: sorted(step[name] for step in steps)[len(steps) // 10] for name in steps[0]}
 
 
 def table(times: dict[str, float], work: dict[str, Work], limit: Callable[[Work], float]) -> Iterator[str]:
@@ -237,12 +243,14 @@ def report(title: str, model: Path, args: argparse.Namespace, step: Step, measur
     before = Machine(args.threads)
     with_checkpoint = open_checkpoint(model)
     spec = with_checkpoint.spec
-    layout = model_layout(spec, {n: with_checkpoint.info(n) for n in with_checkpoint.names()})
+    headers = {n: with_checkpoint.info(n) for n in with_checkpoint.names()}
+    layout = model_layout(spec, headers, args.accuracy, args.dtype)
     with_checkpoint.close()
     work = step_work(spec, layout, step, before)
     all_cache = sum(w.cache for w in work.values())
     limits = {name: limit_seconds(w, before, layout, step, all_cache) for name, w in work.items()}
-    times = typical(measure())
+    steps = measure()
+    times, whole = typical(steps), min(sum(step.values()) - step["barriers"] for step in steps)
     after = Machine(args.threads)
     again = step_work(spec, layout, step, after)
     # The machine may be slower at one end than at the other; a limit is what it could do at its best.
@@ -251,9 +259,9 @@ def report(title: str, model: Path, args: argparse.Namespace, step: Step, measur
     print("\n".join(table(times, work, lambda w: next(best[n] for n in work if work[n] is w))))
     read = max(m.read_seconds(1e9, layout.nbytes) ** -1 for m in (before, after))
     print(
-        f"\nread {read:.1f} GB/s of {layout.nbytes / 1e6:.0f} MB; peaks int8 {before.int8 / 1e9:.0f},"
-        f" bfloat16 {before.bf16 / 1e9:.0f}, float {before.fma / 1e9:.0f} GOP/s; {args.threads} threads,"
-        f" kernels {K.active()}",
+        f"\nfastest whole step {whole * 1e3:.3f} ms; read {read:.1f} GB/s of {layout.nbytes / 1e6:.0f} MB;"
+        f" peaks int8 {before.int8 / 1e9:.0f}, bfloat16 {before.bf16 / 1e9:.0f},"
+        f" float {before.fma / 1e9:.0f} GOP/s; {args.threads} threads, kernels {K.active()}",
         flush=True,
     )
 
@@ -266,6 +274,8 @@ def main() -> None:
     parser.add_argument("--decode", type=int, nargs="*", default=[1, 8, 32], help="sequences")
     parser.add_argument("--context", type=int, default=512, help="tokens before the decode steps")
     parser.add_argument("--prefill", type=int, default=512, help="tokens; 0: none")
+    parser.add_argument("--accuracy", choices=THRESHOLDS, default="auto")
+    parser.add_argument("--dtype", choices=NATIVE_DTYPES, default="auto")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)

@@ -19,7 +19,7 @@ from lmdeploy.errors import ConfigError, RequestError
 from lmdeploy.field_checks import MOST, check_fields
 
 DEFAULT_MAX_BATCH_SIZE = 32
-NATIVE_DTYPES = ("auto", "bfloat16")
+NATIVE_DTYPES = ("auto", "bfloat16", "float16")
 MAX_SEED = 2**64 - 1
 
 # What sampling uses where neither the caller nor the model says anything.
@@ -64,7 +64,7 @@ class EngineConfig:
 
     dtype: str = _field(
         "auto",
-        "type of matrices; auto: the engine's own; float16 and float32 are types of the PyTorch engine",
+        "type of unquantised matrices; auto: the engine's own; float32 is a type of the PyTorch engine",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
     model_format: str | None = _field(
@@ -141,7 +141,8 @@ class TurbomindEngineConfig(EngineConfig):
 
     dtype: str = _field(
         "auto",
-        "type of 16-bit weights: the native engine keeps them in bfloat16",
+        "type of unquantised matrices; auto: float16 stays float16, all else becomes bfloat16, which is "
+        "twice as fast for prompts on CPUs with AVX512_BF16",
         choices=NATIVE_DTYPES,
         hint="the PyTorch engine has other types (PytorchEngineConfig, --backend pytorch)",
     )

@@ -16,36 +16,60 @@ from typing import Any
 from measure.machine import Watch, renice
 from measure.records import Record, Records
 from measure.targets import Target
+from measure.workers import Setup
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 SECONDS = 1800.0  # a script that takes longer has failed
-# Name: script and arguments; {models}, {peers}, {json} and {threads} are filled in.
+# Name: script and arguments; what is in braces is filled in.
 EXTRAS = {
+    "accuracy": "accuracy.py --threads {threads} --json {json} {peers}",
     "host overhead": "engine_overhead.py --model {models}/1b-q4_0 --threads {threads} --json {json}",
     "profile of 1b": "profile_step.py --model {models}/1b-q4_0 --threads {threads} --context 1024",
     "profile of the demo model": "profile_step.py --threads {threads}",
+    "servers": "serve_streams.py --threads {threads} {llama_server}",
     "speculation": "speculative.py",
+    "packing": "pack_weights.py",
     "gaps of a stream": "stream_gap.py",
+}
+_SHOWN = {  # in result tables, which hold no paths of the machine they come from
+    "models": "MODELS",
+    "json": "FILE",
+    "peers": "--peers PEERS",
+    "llama_server": "--llama-server PATH --model 135m-q4_0.gguf",
+    "threads": 2,
 }
 _GEMM = ("qkv", "o", "gate_up", "down", "head")
 
 
-def run_extras(names: list[str], records: Records, models: Path, args: argparse.Namespace) -> None:
+def run_extras(names: list[str], records: Records, setup: Setup, args: argparse.Namespace) -> None:
     """Runs those that have not run well yet, one after the other."""
+    places = _places(setup, args)
     for name in names:
         if "error" not in last_extras(records).get(name, {"error": ""}):
             continue
         file = args.out / f"{name.replace(' ', '-')}.json"
-        peers = f"--peers {args.peers}" if args.peers is not None and args.peers.exists() else ""
-        text = EXTRAS[name].format(models=models, json=file, peers=peers, threads=args.threads)
+        text = EXTRAS[name].format(json=file, **places)
         print(f"{name}: {text}", flush=True)
-        record = {"kind": "extra", "name": name, "command": f"python benchmarks/{text}", "at": time.time()}
+        shown = f"python benchmarks/{EXTRAS[name].format(**_SHOWN)}".strip()
+        record = {"kind": "extra", "name": name, "command": shown, "at": time.time()}
         file.unlink(missing_ok=True)
         record.update(_run(text.split(), args))
         if file.exists():
             record["figures"] = json.loads(file.read_text())
         records.add(record)
         print(f"  {record.get('error') or 'done'}, {record['seconds']:.0f} s", flush=True)
+
+
+def _places(setup: Setup, args: argparse.Namespace) -> dict[str, object]:
+    """What the commands of EXTRAS name."""
+    places = {"models": setup.models, "threads": args.threads, "peers": "", "llama_server": ""}
+    if args.peers is not None and args.peers.exists():
+        places["peers"] = f"--peers {args.peers}"
+    if "llama.cpp" in setup.peers:
+        model = next((setup.models / "135m-q4_0").glob("*.gguf"), "")
+        binary = Path(setup.peers["llama.cpp"]["bin"]) / "llama-server"
+        places["llama_server"] = f"--llama-server {binary} --model {model}"
+    return places
 
 
 def _run(command: list[str], args: argparse.Namespace) -> Record:

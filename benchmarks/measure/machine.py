@@ -48,7 +48,7 @@ class Watch:
         """Share of the machine's CPU time that others took (other processes, and the hypervisor), 0 to 1."""
         wall = (time.perf_counter() - self._begin) * (os.cpu_count() or 1)
         taken = _busy() - self._all - self.own()
-        return max(0.0, taken / wall) if wall > 0 else 0.0
+        return min(max(0.0, taken / wall), 1.0) if wall > 0 else 0.0
 
 
 def _busy() -> float:

@@ -32,6 +32,23 @@ def write_report(records: Records, out: Path) -> str:
     return text
 
 
+BEGIN, END = "<!-- results: bench_native.py --docs -->", "<!-- end of results -->"
+
+
+def write_into(page: Path, text: str, picture: Path) -> None:
+    """Puts the results between the page's marks, and the chart beside it. ValueError without marks."""
+    before, mark, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not mark or not end:
+        raise ValueError(f"{page} has no place for results: {BEGIN} ... {END}")
+    place = page.with_name(f"{page.stem}.svg")
+    place.write_text(picture.read_text())
+    image = f"![speed of every row beside the fastest peer]({place.name})"
+    partial = page.with_name(page.name + ".partial")
+    partial.write_text(f"{before}{BEGIN}\n\n{text}\n\n{image}\n\n{END}{after}")
+    partial.replace(page)
+
+
 def _head(records: Records, results: Results) -> str:
     runs = records.of_kind("run")
     ours = [r for turns in results.turns.values() for r in turns if "read" in r]

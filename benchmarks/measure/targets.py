@@ -34,6 +34,24 @@ def _of(what: str, bound: float, ratio: Ratio | None, at_least: bool = True) -> 
     return Target(what, bound, at_least, ratio.value, (ratio.low, ratio.high))
 
 
+def close_sides(results: Results, model: str, case: Case) -> list[str]:
+    """Sides of a row whose ratio to the fastest peer, or to the limit, is within a tenth of its bound."""
+    close: dict[str, None] = {}
+    for accuracy in ("fast", "auto") if case.decodes else ("fast",):
+        ratio, peer = results.to_peer(model, case, accuracy), results.fastest_peer(model, case)
+        if ratio is not None and peer is not None and abs(ratio.value - 1) < 0.1:
+            close |= {f"{OURS} {accuracy}": None, peer: None}
+    limit = results.to_limit(model, case, "auto") if case.name == "decode1" else None
+    if limit is not None and abs(limit.value / _read_bound(model) - 1) < 0.1:
+        close[f"{OURS} auto"] = None
+    return list(close)
+
+
+def _read_bound(model: str) -> float:
+    """Most of the time to read what must be read that decode of one sequence may take."""
+    return 1.3 if model == "135m" else 1.1
+
+
 def targets(results: Results) -> list[Target]:
     return [*_limits(results), *_peers(results), *_accuracies(results)]
 
@@ -41,7 +59,7 @@ def targets(results: Results) -> list[Target]:
 def _limits(results: Results) -> Iterator[Target]:
     for model, case in results.rows():
         if case.name == "decode1":
-            bound = 1.3 if model == "135m" else 1.1
+            bound = _read_bound(model)
             ratio = results.to_limit(model, case, "auto")
             yield _of(f"{model} decode, 1 sequence, auto: time / time to read", bound, ratio, at_least=False)
         elif model == "1b" and not case.decodes:

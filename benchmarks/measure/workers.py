@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -87,7 +88,7 @@ class Worker:
             self.close()
             raise WorkerError(f"no answer within {seconds:.0f} s") from None
         if not line:
-            raise WorkerError(f"the process ended: {last_line(self._log)}")
+            raise WorkerError(self._end())
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise WorkerError(answer["error"])
@@ -100,8 +101,15 @@ class Worker:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise WorkerError(f"the process ended: {last_line(self._log)}") from None
+            raise WorkerError(self._end()) from None
         return self._next(seconds)
+
+    def _end(self) -> str:
+        """Why the process is gone."""
+        code = self._process.wait()
+        if code < 0:
+            return f"the process was ended by {signal.Signals(-code).name} (SIGKILL: memory ran out)"
+        return f"the process ended: {last_line(self._log)}"
 
     def set_niceness(self, value: int) -> None:
         renice(self._process.pid, value)
@@ -130,7 +138,7 @@ def last_line(log: Path) -> str:
 
 
 class Pool:
-    """Workers of one model, the least recently used closed first when together they hold too much."""
+    """Workers that stay loaded; when together they hold too much, the quickest to load again goes first."""
 
     def __init__(self, setup: Setup, threads: int, memory: int, logs: Path, start_seconds: float) -> None:
         self._setup, self._threads, self._memory = setup, threads, memory
@@ -140,19 +148,20 @@ class Pool:
     def get(self, model: str, side: Side) -> Worker:
         """Loaded and ready. WorkerError when it cannot be."""
         key = (model, side)
-        if key in self._workers:
-            worker = self._workers.pop(key)
-        else:
+        if key not in self._workers:
             command = self._setup.command(side, model, self._threads)
             self._shrink()
             log = self._logs / f"{model}-{side.name.replace(' ', '-')}.log"
-            worker = Worker(command, log, self._start_seconds)
-        self._workers[key] = worker  # last: most recently used
-        return worker
+            self._workers[key] = Worker(command, log, self._start_seconds)
+        return self._workers[key]
 
     def _shrink(self) -> None:
-        while self._workers and sum(w.resident_bytes() for w in self._workers.values()) > self._memory:
-            self.drop(*next(iter(self._workers)))
+        held = {key: worker.resident_bytes() for key, worker in self._workers.items()}
+        while sum(held.values()) > self._memory:
+            large = [key for key in held if held[key] > self._memory // 50]
+            cheapest = min(large or held, key=lambda key: self._workers[key].facts["load_seconds"])
+            del held[cheapest]
+            self.drop(*cheapest)
 
     def drop(self, model: str, side: Side) -> None:
         worker = self._workers.pop((model, side), None)

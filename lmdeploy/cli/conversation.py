@@ -97,6 +97,9 @@ class Conversation:
             f"cache: {now.blocks_total} blocks, {now.blocks_cached} of them reusable, {now.blocks_free} "
             f"free; {now.totals.cached_tokens} of {now.totals.prompt_tokens} prompt tokens were found there"
         )
+        if now.totals.drafted_tokens:
+            right = f"{now.totals.accepted_tokens} of {now.totals.drafted_tokens} guessed tokens were right"
+            lines.append(f"speculation: {right}; {now.totals.steps} steps in all")
         return "\n".join(lines)
 
     def answer(self, prompt: str) -> Iterator[str]:

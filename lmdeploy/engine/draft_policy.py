@@ -18,7 +18,7 @@ from lmdeploy.engine.step_cost import StepCost
 _SHARE = 0.02  # of every step, for trying drafts that may be of no use
 _FIRST_ACCOUNT = 1.0  # steps; the share fills it up to this again, and then a try is due
 _MOST_SAVED = 6.0  # steps: what earlier success may be spent on
-_FIRST_RATE = 0.5  # before anything is known
+_FIRST_RATE = 0.7  # before anything is known
 _STEP_OF_RATE = 0.1  # how fast the rate of a sequence follows what comes of its drafts
 _STEP_OF_PRIOR = 0.02  # the same for the rate that new sequences begin with
 _PLAIN_EVERY = 32  # steps after which one goes without drafts, so that its cost is known

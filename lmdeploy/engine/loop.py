@@ -193,6 +193,7 @@ class Engine:
             self._advance(seq, 1, result, range(0))
             self._append(seq, result, sample, event)
         accepted = seq.length - first
+        event.drafted_tokens, event.accepted_tokens = len(drafts), accepted
         self._totals.drafted_tokens += len(drafts)
         self._totals.accepted_tokens += accepted
         if self._speculation is not None:

@@ -77,6 +77,8 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     stop_id: int | None = None  # the stop id that ended it, when finish_reason is "stop"
     cached_tokens: int = 0  # prompt tokens taken from the prefix cache
+    drafted_tokens: int = 0  # drafts computed in this step
+    accepted_tokens: int = 0  # those of them that are among token_ids
     error: str | None = None  # one line, when finish_reason is "error"
     error_kind: str = "EngineError"  # the class of that error in lmdeploy.errors; RequestError: the caller's
 

@@ -73,7 +73,7 @@ def _loaded(config: RuntimeConfig, checkpoint: Checkpoint) -> Executor:
     if config.backend == "turbomind":
         from lmdeploy.turbomind.executor import NativeConfig, TurbomindExecutor
 
-        native = NativeConfig(config.limits, config.plan.num_blocks, config.accuracy)
+        native = NativeConfig(config.limits, config.plan.num_blocks, config.accuracy, config.dtype or "auto")
         return TurbomindExecutor(native, spec, checkpoint)
     from lmdeploy.pytorch.executor import TorchConfig, TorchExecutor
 

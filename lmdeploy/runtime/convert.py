@@ -53,7 +53,8 @@ def convert(
     _check_places(path, directory, force)
     checkpoint = open_checkpoint(path, config.model_format)
     try:
-        layout = model_layout(checkpoint.spec, {name: checkpoint.info(name) for name in checkpoint.names()})
+        headers = {name: checkpoint.info(name) for name in checkpoint.names()}
+        layout = model_layout(checkpoint.spec, headers, dtype=config.dtype)
         _check_memory(checkpoint, layout, machine)
         _check_disk(_texts(path), layout.nbytes, directory)
         with _in_one_go(directory) as partial:

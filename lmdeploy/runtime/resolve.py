@@ -66,7 +66,7 @@ class RuntimeConfig:
     kernels: str  # "" where the native engine is not the one
     backend: Backend
     device: Device
-    dtype: str  # of matrices and cache; "" in the native engine, which has its own
+    dtype: str  # of matrices, in PyTorch of the cache too; "" in the native engine: as in the files
     accuracy: Accuracy  # of the native engine
     engine: str  # the choice and its reason, for people
     enable_prefix_caching: bool
@@ -156,7 +156,7 @@ def _resolve(
         kernels=choose_kernels() if choice.backend == "turbomind" else "",
         backend=choice.backend,
         device=choice.device,
-        dtype=choice.dtype,
+        dtype=_dtype(config, choice),
         accuracy=_accuracy(config),
         engine=choice.line(),
         enable_prefix_caching=config.enable_prefix_caching,
@@ -165,6 +165,12 @@ def _resolve(
         notes=(*checkpoint.notes, *_notes(config, plan, spec)),
         cautions=_cautions(config, plan, spec, limits.num_threads, machine, choice),
     )
+
+
+def _dtype(config: EngineConfig, choice: Choice) -> str:
+    if choice.backend == "pytorch":
+        return choice.dtype
+    return "" if config.dtype == "auto" else config.dtype
 
 
 def _accuracy(config: EngineConfig) -> Accuracy:
@@ -259,7 +265,7 @@ def _needs(checkpoint: Checkpoint, config: EngineConfig, limits: Limits, choice:
         process = TORCH_PROCESS_BYTES[choice.device]
         return Needs(torch.weights, torch.workspace, torch.block, limits.block_size, token, process)
     infos = {name: checkpoint.info(name) for name in checkpoint.names()}
-    native = native_plan(checkpoint.spec, infos, limits, _accuracy(config))
+    native = native_plan(checkpoint.spec, infos, limits, _accuracy(config), config.dtype)
     return Needs(
         weights=native.weights,
         workspace=native.workspace,

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 class InputFormat:
-    def __init__(self, k: int, group: int, bf16: bool, threshold: float) -> None: ...
+    def __init__(self, k: int, group: int, bf16: int, f32: bool, threshold: float) -> None: ...
 
 class LayerShape:
     heads: int

@@ -32,11 +32,12 @@ MAX_LOGPROBS = 1024
 
 @dataclass(frozen=True, slots=True)
 class NativeConfig:
-    """Everything that is not the model's: limits of a step, blocks of the cache, planes of the inputs."""
+    """Everything that is not the model's: limits of a step, blocks of the cache, how numbers are held."""
 
     limits: Limits
     num_blocks: int
     accuracy: Accuracy = "exact"
+    dtype: str = "auto"  # of unquantised matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class TurbomindExecutor:
         from lmdeploy.turbomind._turbomind import Model
 
         headers = {name: checkpoint.info(name) for name in checkpoint.names()}
-        layout = model_layout(spec, headers, config.accuracy)
+        layout = model_layout(spec, headers, config.accuracy, config.dtype)
         cpus = choose_cpus(config.limits.num_threads)
         shape, limits = native_shape(spec, layout), native_limits(config)
         self._model: native.Model | None = Model(shape, limits, cpus, layout.nbytes)
@@ -170,7 +171,7 @@ def _layer(spec: LayerSpec, layout: LayerLayout, rope: int) -> native.LayerShape
 def _input(layout: InputLayout) -> native.InputFormat:
     from lmdeploy.turbomind import _turbomind as native
 
-    return native.InputFormat(layout.k, layout.group, layout.bf16, layout.threshold)
+    return native.InputFormat(layout.k, layout.group, layout.bf16, layout.f32, layout.threshold)
 
 
 def _columns(s: SampleColumns) -> tuple[object, ...]:

@@ -20,17 +20,28 @@ ROW_BLOCK = 8  # rows of a block of prepared inputs
 MAX_HEAD_DIM = 512  # kMaxHeadDim of the kernels
 GROUPS = (128, 64, 32, 16)  # inputs per scale that the kernels take; 16 only when they come in pairs
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")  # in the order of the native enumeration
-W4_ZERO, W4_MIN, INT8, BF16, INT8_MIN = range(5)  # WeightKind of csrc/kernels/table.h
+W4_ZERO, W4_MIN, INT8, BF16, INT8_MIN, FP16 = range(6)  # WeightKind of csrc/kernels/table.h
 KINDS = {
     "int4_zero": W4_ZERO,
     "int4_min": W4_MIN,
     "int8": INT8,
     "int8_min": INT8_MIN,
     "float32": BF16,
-    "float16": BF16,
+    "float16": FP16,
     "bfloat16": BF16,
 }
-_LINE_INPUTS = {W4_ZERO: 8, W4_MIN: 8, INT8: 4, BF16: 2, INT8_MIN: 4}  # inputs of 16 channels in 64 bytes
+_LINE_INPUTS = {
+    W4_ZERO: 8,
+    W4_MIN: 8,
+    INT8: 4,
+    BF16: 2,
+    INT8_MIN: 4,
+    FP16: 2,
+}  # inputs of 16 channels in 64 bytes
+
+
+DENSE = (BF16, FP16)  # 16-bit floats: no groups, no scales
+FLOATS = ("float32", "float16", "bfloat16")
 
 
 class Header(Protocol):
@@ -56,7 +67,7 @@ class MatrixLayout:
     kind: int
     n: int
     k: int
-    group: int  # 0 for bfloat16
+    group: int  # 0 for 16-bit floats
     tensors: tuple[str, ...]
     run: int = 0
 
@@ -66,7 +77,7 @@ class MatrixLayout:
         tiles, unit = ceil_div(self.n, TILE), self.group or 2
         padded = ceil_div(self.k, unit) * unit
         lines = tiles * padded // _LINE_INPUTS[self.kind] * 64
-        if self.kind == BF16:
+        if self.kind in DENSE:
             return lines
         entries = tiles * TILE * padded // self.group
         offsets = {W4_ZERO: entries, W4_MIN: 2 * entries, INT8_MIN: 2 * entries}.get(self.kind, 0)
@@ -75,14 +86,16 @@ class MatrixLayout:
 
 @dataclass(frozen=True, slots=True)
 class InputLayout:
-    """How k inputs are prepared: int8 planes in groups (0: none), bfloat16 planes, or both.
+    """How k inputs are prepared: int8 planes in groups (0: none), bfloat16 planes, float32, or several.
 
+    bf16: how many planes, 2 where every digit counts.
     threshold: which groups have a second int8 plane (accuracy.py).
     """
 
     k: int
     group: int
-    bf16: bool
+    bf16: int
+    f32: bool
     threshold: float = ALWAYS
 
     def nbytes(self, rows: int) -> int:
@@ -94,9 +107,8 @@ class InputLayout:
             total += align(rows * padded) + 3 * align(groups * 4)
             if self.threshold != NEVER:
                 total += align(rows * padded) + align(groups)
-        if self.bf16:
-            total += 2 * align(rows * ceil_div(self.k, 2) * 2 * 2)
-        return total
+        values = rows * ceil_div(self.k, 2) * 2
+        return total + self.bf16 * align(2 * values) + self.f32 * align(4 * values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +184,31 @@ def align(nbytes: int) -> int:
     return ceil_div(nbytes, 64) * 64
 
 
-def model_layout(spec: ModelSpec, headers: Headers, accuracy: Accuracy = "exact") -> ModelLayout:
-    """The packed form of a model. ModelError when no kernel computes it or a shape is unlike the spec."""
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A tensor of another float type than in the file."""
+
+    shape: tuple[int, ...]
+    kind: str
+    group_size: int = 0
+    ordered: bool = False
+
+
+def _held(headers: Headers, dtype: str) -> Headers:
+    """The headers with every float tensor of type `dtype`; "auto": as the file has them."""
+    if dtype == "auto":
+        return headers
+    return {n: _Held(h.shape, dtype) if h.kind in FLOATS else h for n, h in headers.items()}
+
+
+def model_layout(
+    spec: ModelSpec, headers: Headers, accuracy: Accuracy = "exact", dtype: str = "auto"
+) -> ModelLayout:
+    """The packed form of a model. ModelError when no kernel computes it or a shape is unlike the spec.
+
+    dtype: "bfloat16" or "float16" for all unquantised matrices; "auto": float16 stays, all else bfloat16.
+    """
+    headers = _held(headers, dtype)
     for layer in spec.layers:
         _check_supported(layer)
     for name, shape in spec.tensors():
@@ -197,14 +232,17 @@ def model_layout(spec: ModelSpec, headers: Headers, accuracy: Accuracy = "exact"
 def _with_threshold(layout: ModelLayout, threshold: float) -> ModelLayout:
     """The layout with every input prepared by that rule."""
 
+    def planes(x: InputLayout) -> InputLayout:
+        return replace(x, threshold=threshold, bf16=x.bf16 and (2 if threshold == ALWAYS else 1))
+
     def linear(x: LinearLayout) -> LinearLayout:
-        return replace(x, input=replace(x.input, threshold=threshold))
+        return replace(x, input=planes(x.input))
 
     layers = tuple(
         LayerLayout(linear(x.qkv), linear(x.o), linear(x.gate_up), linear(x.down), x.vectors)
         for x in layout.layers
     )
-    return replace(layout, layers=layers, head_input=replace(layout.head_input, threshold=threshold))
+    return replace(layout, layers=layers, head_input=planes(layout.head_input))
 
 
 def _layer(spec: ModelSpec, index: int, headers: Headers) -> LayerLayout:
@@ -267,13 +305,13 @@ def _single(name: str, headers: Headers) -> MatrixLayout:
 def _matrix(names: list[str], headers: Headers, group: int) -> MatrixLayout:
     kind = _kind(headers[names[0]], names[0])
     n = sum(headers[name].shape[0] for name in names)
-    return MatrixLayout(kind, n, headers[names[0]].shape[1], 0 if kind == BF16 else group, tuple(names))
+    return MatrixLayout(kind, n, headers[names[0]].shape[1], 0 if kind in DENSE else group, tuple(names))
 
 
 def _input(names: Iterable[str], headers: Headers) -> InputLayout:
     """Prepared for all of `names`: at the largest group that divides every group among them."""
     parts = [(name, headers[name]) for name in names]
-    grouped = [(name, header) for name, header in parts if _kind(header, name) != BF16]
+    grouped = [(name, header) for name, header in parts if _kind(header, name) not in DENSE]
     k = parts[0][1].shape[1]
     group = 0
     if grouped:
@@ -286,7 +324,8 @@ def _input(names: Iterable[str], headers: Headers) -> InputLayout:
                 f" compute (supported: multiples of {groups[-1]}, or one group per output channel)"
             )
         group = fits[0]
-    return InputLayout(k, group, len(grouped) < len(parts))
+    kinds = {_kind(header, name) for name, header in parts}
+    return InputLayout(k, group, 2 if BF16 in kinds else 0, FP16 in kinds)
 
 
 def _ordered(names: list[str], headers: Headers) -> bool:

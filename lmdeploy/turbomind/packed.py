@@ -19,7 +19,7 @@ from lmdeploy.turbomind.placement import Placement, placement_digest
 if TYPE_CHECKING:
     from lmdeploy.turbomind._turbomind import Model
 
-LAYOUT_VERSION = 1  # of what csrc/pack.cpp makes; a test tells when it must be raised
+LAYOUT_VERSION = 2  # of what csrc/pack.cpp makes; a test tells when it must be raised
 _AGAIN = "convert the model again: lmdeploy convert MODEL DIR --force"
 
 

@@ -34,10 +34,10 @@ class NativePlan:
 
 
 def native_plan(
-    spec: ModelSpec, headers: Headers, limits: Limits, accuracy: Accuracy = "exact"
+    spec: ModelSpec, headers: Headers, limits: Limits, accuracy: Accuracy = "exact", dtype: str = "auto"
 ) -> NativePlan:
     """Exact needs of one model. ModelError when the native engine cannot compute it."""
-    layout = model_layout(spec, headers, accuracy)
+    layout = model_layout(spec, headers, accuracy, dtype)
     block = kv_token_bytes(spec, limits.kv_bits) * limits.block_size
     return NativePlan(layout.nbytes, workspace_bytes(spec, layout, limits), block)
 

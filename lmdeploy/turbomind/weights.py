@@ -17,6 +17,7 @@ from lmdeploy.logging import get_logger
 from lmdeploy.quant.tensors import Form, GroupedTensor, StoredMatrix, Tensor
 from lmdeploy.turbomind.layout import (
     BF16,
+    DENSE,
     INT8,
     INT8_MIN,
     TILE,
@@ -80,7 +81,7 @@ class Loader(Placement):
 
     def run(self) -> None:
         super().run()
-        _report(self._rounded, "values rounded to bfloat16")
+        _report(self._rounded, "values rounded to 16 bits")
         _report(self._coarse, "scales and minima of groups rounded to float16")
 
     def begin(self) -> None:
@@ -165,19 +166,30 @@ class Loader(Placement):
             group = _whole_groups(tensor.group_size, layout.k)
             self._model.pack(matrix, layout.kind, group, codes, parameters, row, layout.run)
             return
-        if layout.kind != BF16:
+        if layout.kind not in DENSE:
             raise ModelError(f"tensor {name!r} holds {tensor.dtype} values where its header says codes")
         # Alternating halves must come whole: where a row goes depends on how many there are.
         step = tensor.shape[0] if layout.run else _ROWS_AT_ONCE
         lost = False
         for begin in range(0, tensor.shape[0], step):
             part = tensor[begin : begin + step]
-            bits, rounded = to_bfloat16(part)
-            _require_finite(not bool(((bits & 0x7F80) == 0x7F80).any()), name)
+            bits, rounded = to_bfloat16(part) if layout.kind == BF16 else self._float16(name, part)
+            exponent = 0x7F80 if layout.kind == BF16 else 0x7C00
+            _require_finite(not bool(((bits & exponent) == exponent).any()), name)
             lost = lost or rounded
-            self._model.pack(matrix, BF16, 0, bits, (), row + begin, layout.run)
+            self._model.pack(matrix, layout.kind, 0, bits, (), row + begin, layout.run)
         if lost:
             self._rounded.append(name)
+
+    def _float16(self, name: str, values: npt.NDArray[np.floating]) -> tuple[U16, bool]:
+        bits, rounded = to_float16(values)
+        overflows = np.isinf(bits.view(np.float16)) & np.isfinite(values)
+        if overflows.any():
+            raise ModelError(
+                f"tensor {name!r} holds values beyond 65504, the largest of float16; load the model with"
+                " dtype bfloat16"
+            )
+        return bits, rounded
 
     def _grouped(
         self, layout: MatrixLayout, name: str, tensor: GroupedTensor
@@ -223,6 +235,16 @@ def to_bfloat16(values: npt.NDArray[np.floating]) -> tuple[U16, bool]:
         return np.ascontiguousarray(values).view(np.uint16), False
     with np.errstate(over="ignore"):
         result = np.ascontiguousarray(values).astype(bfloat16)
+    changed = not np.array_equal(result.astype(np.float32), values.astype(np.float32, copy=False))
+    return result.view(np.uint16), changed
+
+
+def to_float16(values: npt.NDArray[np.floating]) -> tuple[U16, bool]:
+    """float16 bits (rounded to nearest even), and whether any value changed. NaN and infinity stay so."""
+    if values.dtype == np.float16:
+        return np.ascontiguousarray(values).view(np.uint16), False
+    with np.errstate(over="ignore"):
+        result = np.ascontiguousarray(values).astype(np.float32, copy=False).astype(np.float16)
     changed = not np.array_equal(result.astype(np.float32), values.astype(np.float32, copy=False))
     return result.view(np.uint16), changed
 

@@ -52,6 +52,11 @@ def test_profile_step() -> None:
     assert "decode, 1 sequences" in text
 
 
+def test_accuracy() -> None:
+    text = output("accuracy.py", "--windows", 1, "--accuracies", "auto")
+    assert "| auto | " in text and "255 positions" in text
+
+
 def test_ab_compares_two_builds(tmp_path: Path) -> None:
     """A command that takes no time in one build and sleeps in the other: the ratio is far from 1."""
     builds = [tmp_path / "a", tmp_path / "b"]
@@ -73,3 +78,28 @@ def test_ab_names_a_command_that_fails(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "ab.py"), str(tmp_path), str(tmp_path), "--", "false"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and "the command failed" in done.stderr
+
+
+def test_serve_streams() -> None:
+    few = ["--streams", 2, "--requests", 2, "--tokens", 4, "--prompt-words", 5, "--rounds", 1]
+    assert "| lmdeploy | " in output("serve_streams.py", *few)
+
+
+def test_stream_gap() -> None:
+    assert "quiet" in output("stream_gap.py", "--prompt-tokens", 64, "--prompts", 1)
+
+
+def test_speculative() -> None:
+    assert "ratio" in output("speculative.py", "--pairs", 1, "--tokens", 16)
+
+
+def test_native_kernels() -> None:
+    assert "of peak" in output("native_kernels.py", "--quick", "--repeats", 1, "--megabytes", 4)
+
+
+def test_pack_weights() -> None:
+    assert "GB/s" in output("pack_weights.py", "--repeats", 1)
+
+
+def test_random_models_lists_what_it_makes(tmp_path: Path) -> None:
+    assert "q4_k_m" in output("random_models.py", tmp_path)

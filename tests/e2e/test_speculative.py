@@ -68,6 +68,20 @@ def test_both_engines_say_the_same_with_a_draft_model(executor: str, tmp_path: P
         assert accepted > 0 or model == "draft"
 
 
+def test_the_command_shows_what_it_was_told(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    command = [sys.executable, "-m", "lmdeploy", "chat", str(model), "--prompt", "la la la la"]
+    flags = ["--max-new-tokens", "24", "--num-threads", "1", "--speculative-num-draft-tokens", "3"]
+    plain = subprocess.run([*command, *flags[:-2]], check=True, capture_output=True, text=True)
+    for more, line in {
+        ("--speculative-algorithm", "ngram"): "up to 3 tokens ahead, from prompt lookup by 2 to 5 tokens",
+        ("--speculative-draft-model", str(model)): f"up to 3 tokens ahead, from {model}",
+    }.items():
+        out = subprocess.run([*command, *flags, *more], check=True, capture_output=True, text=True)
+        assert line in out.stderr
+        assert out.stdout == plain.stdout
+
+
 def test_memory_with_a_draft_model_is_the_plan() -> None:
     """The process must be fresh: what other tests have freed would hide growth."""
     script = f"""

@@ -39,6 +39,8 @@ def test_one_event_tells_of_several_tokens_and_all_that_was_asked_of_each() -> N
     want, got = plain(asked), speculated(asked)
     assert tokens(got) == tokens(want)
     assert len(got) < len(want)
+    assert all(e.accepted_tokens == len(e.token_ids) - 1 for e in got)
+    assert sum(e.drafted_tokens for e in got) > sum(e.accepted_tokens for e in got)
     assert all(len(e.token_ids) == len(e.logprobs) == len(e.logits) for e in got if e.logits is not None)
     assert [x for e in got for x in e.logprobs] == [x for e in want for x in e.logprobs]
     logits = [np.concatenate([e.logits for e in events if e.logits is not None]) for events in (got, want)]

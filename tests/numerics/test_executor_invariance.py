@@ -31,6 +31,13 @@ def mixed(name: str) -> tuple[str, int] | None:
     return kinds.get(name.split(".")[-2])
 
 
+def with_float16() -> Case:
+    """float16 matrices, also beside others that read the same rows."""
+    model, spec, tensors = quantized(llama(**WHOLE_GROUPS), mixed)
+    halves = ("k_proj.weight", "v_proj.weight", "down_proj.weight", "embed.weight")
+    return model, spec, {n: t.astype(np.float16) if n.endswith(halves) else t for n, t in tensors.items()}
+
+
 MODELS = {
     "bfloat16": llama,
     "quantised": lambda: quantized(llama(**WHOLE_GROUPS), mixed),
@@ -51,12 +58,13 @@ class Solo:
 
 CACHES = [(model, name, {"kv_bits": bits}) for model in MODELS for name in EXECUTORS for bits in (16, 8, 4)]
 PLANES = [("quantised", "turbomind", {"accuracy": accuracy}) for accuracy in ("auto", "fast")]  # else exact
+PLANES += [("bfloat16", "turbomind", {"accuracy": "auto"}), ("float16", "turbomind", {})]
 
 
 @pytest.fixture(scope="module", params=CACHES + PLANES, ids=lambda x: f"{x[0]} {x[1]} {x[2]}")
 def solo(request: pytest.FixtureRequest) -> Solo:
     model, executor, options = request.param
-    case = MODELS[model]()
+    case = with_float16() if model == "float16" else MODELS[model]()
     logits = sequence_logits(make_executor(executor, case[1], case[2], **options), IDS)
     return Solo(executor, options, case, logits)
 

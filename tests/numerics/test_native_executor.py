@@ -21,7 +21,7 @@ from native_case import (
     sequence_logits,
     with_tensor,
 )
-from native_llama import WHOLE_GROUPS, gemma2, llama, quantized, qwen3
+from native_llama import WHOLE_GROUPS, Case, gemma2, llama, quantized, qwen3
 
 from lmdeploy.engine.executor import Executor, Limits
 from lmdeploy.errors import EngineError, ModelError
@@ -40,10 +40,16 @@ def every_kind(name: str) -> tuple[str, int] | None:
     return ("int8", 32) if "proj" in name or "head" in name else None
 
 
+def with_dtype(case: Case, dtype: Any) -> Case:
+    model, spec, tensors = case
+    return model, spec, {n: np.asarray(t).astype(dtype) for n, t in tensors.items()}
+
+
 MODELS = {
     "untied": llama,
     "tied with biases": lambda: llama(tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
     "quantised": lambda: quantized(llama(**WHOLE_GROUPS), every_kind),
+    "float16": lambda: with_dtype(llama(), np.float16),
     "post norms": gemma2,
     "head norms": qwen3,
 }

@@ -108,6 +108,39 @@ async def test_cached_tokens_are_told(server: Api) -> None:
     assert salted["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+REPEATED = "tick tock, tick tock, tick tock, tick tock: ding!$"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"max_tokens": 11},
+        {"stop": ["ck: d"]},
+        {"stop": "tock, tick tock:", "include_stop_str_in_output": True},
+        {"logprobs": True, "top_logprobs": 2},
+        {"max_tokens": 90, "ignore_eos": True, "temperature": 0.7, "seed": 3, "frequency_penalty": 0.4},
+    ],
+    ids=lambda f: json.dumps(f)[:60],
+)
+async def test_guesses_change_nothing_but_their_own_count(fields: dict[str, Any]) -> None:
+    bodies = []
+    for lookup in (False, True):
+        async with api(REPEATED, lookup=lookup) as server:
+            body = (await server.chat(**fields)).json()
+            seen = read_chat((await server.chat(**fields, **USAGE)).text, usage=True)
+        assert seen.text[0] == body["choices"][0]["message"]["content"]
+        assert seen.usage is not None
+        assert counts(seen.usage) == counts(body["usage"])
+        bodies.append(body)
+    plain, guessed = (body["choices"] for body in bodies)
+    assert guessed == plain
+    assert counts(bodies[1]["usage"]) == counts(bodies[0]["usage"])
+    details = [body["usage"]["completion_tokens_details"] for body in bodies]
+    assert details[0]["accepted_prediction_tokens"] == details[0]["rejected_prediction_tokens"] == 0
+    assert details[1]["accepted_prediction_tokens"] > 0 or fields.get("max_tokens") == 11
+
+
 async def test_large_max_tokens_is_cut_to_the_room(server: Api) -> None:
     """K11: context 512, never an empty answer."""
     fields = {"max_tokens": 4096, "ignore_eos": True, "temperature": 0}

@@ -8,8 +8,11 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from lmdeploy.engine.draft_policy import AdaptivePolicy
 from lmdeploy.engine.fake import FakeExecutor
 from lmdeploy.engine.loop import Engine, EngineOptions
+from lmdeploy.engine.prompt_lookup import PromptLookup
+from lmdeploy.engine.speculation import Speculation
 from lmdeploy.runtime.generate import Frontend
 from lmdeploy.text.chat_template import ChatTemplate
 from lmdeploy.text.tokenizer import Tokenizer
@@ -60,12 +63,19 @@ def make_frontend(
     )
 
 
-def make_engine(script: str | bytes = b"", *, num_blocks: int = 128, **executor: Any) -> Engine:
-    """An engine on the fake executor; answers begin with `script`, where a last "$" means <|im_end|>."""
+def make_engine(
+    script: str | bytes = b"", *, num_blocks: int = 128, lookup: bool = False, **executor: Any
+) -> Engine:
+    """An engine on the fake executor; answers begin with `script`, where a last "$" means <|im_end|>.
+
+    lookup: with speculative decoding by prompt lookup.
+    """
     text = script.encode() if isinstance(script, str) else script
     ids = list(text.removesuffix(b"$"))
     tokenizer = make_tokenizer()
     if text.endswith(b"$"):
         ids += tokenizer.eos_ids
     fake = FakeExecutor(num_blocks=num_blocks, vocab_size=tokenizer.vocab_size, script=tuple(ids), **executor)
-    return Engine(fake, EngineOptions(max_batch_size=8, max_prefill_token_num=64))
+    proposer = PromptLookup(2, 5)
+    speculation = Speculation(proposer, AdaptivePolicy(proposer.num_kinds, 8)) if lookup else None
+    return Engine(fake, EngineOptions(max_batch_size=8, max_prefill_token_num=64), speculation)

@@ -11,7 +11,16 @@ from lmdeploy.turbomind import _turbomind
 
 K = _turbomind.kernels
 TABLES = K.supported()
-KINDS = {"w4zero": K.W4_ZERO, "w4min": K.W4_MIN, "int8": K.INT8, "int8min": K.INT8_MIN, "bf16": K.BF16}
+KINDS = {
+    "w4zero": K.W4_ZERO,
+    "w4min": K.W4_MIN,
+    "int8": K.INT8,
+    "int8min": K.INT8_MIN,
+    "bf16": K.BF16,  # with two planes of activations
+    "bf16x1": K.BF16,  # with one
+    "fp16": K.FP16,
+}
+DENSE = {"bf16": ml_dtypes.bfloat16, "bf16x1": ml_dtypes.bfloat16, "fp16": np.float16}
 NONE16, NONE8 = np.zeros(0, np.uint16), np.zeros(0, np.uint8)
 
 
@@ -29,7 +38,7 @@ class Weights:
 def pack(kind: str, codes, k: int, group: int, scales=None, zeros=None, mins=None, src_group=None, rows=None):
     """Packs [n, k] codes; scales and mins are float16 [n, groups], zeros uint8."""
     n = codes.shape[0]
-    packed = K.PackedMatrix(KINDS[kind], n, k, 0 if kind == "bf16" else group)
+    packed = K.PackedMatrix(KINDS[kind], n, k, 0 if kind in DENSE else group)
     packed.pack(
         np.ascontiguousarray(codes).view(np.uint8).ravel(),
         NONE16 if scales is None else scales.view(np.uint16).ravel(),
@@ -48,8 +57,8 @@ def make_weights(
     kind: str, n: int, k: int, group: int, seed: int = 0, src_group: int | None = None
 ) -> Weights:
     rng = np.random.default_rng(seed)
-    if kind == "bf16":
-        codes = (rng.standard_normal((n, k)) * 0.05).astype(ml_dtypes.bfloat16)
+    if kind in DENSE:
+        codes = (rng.standard_normal((n, k)) * 0.05).astype(DENSE[kind])
         return Weights(
             pack(kind, codes.view(np.uint16), k, 0), codes.view(np.uint16), codes.astype(np.float64)
         )
@@ -91,8 +100,10 @@ def activations(rows: int, k: int, seed: int = 1) -> np.ndarray:
 
 
 def prepare(t, x, kind: str, group: int, span: int = 0, threshold: float = 0.0):
-    if kind == "bf16":
-        return t.prepare(x, 0, int8=False, bf16=2, span=span)
+    if kind == "fp16":
+        return t.prepare(x, 0, int8=False, f32=True, span=span)
+    if kind in DENSE:
+        return t.prepare(x, 0, int8=False, bf16=1 if kind == "bf16x1" else 2, span=span)
     return t.prepare(x, group, span=span, threshold=threshold)
 
 

@@ -54,11 +54,16 @@ class MemoryCheckpoint:
 
 
 def make_executor(
-    spec: ModelSpec, tensors: Mapping[str, Tensor], threads: int = 2, accuracy: str = "exact", **fields: int
+    spec: ModelSpec,
+    tensors: Mapping[str, Tensor],
+    threads: int = 2,
+    accuracy: str = "exact",
+    dtype: str = "auto",
+    **fields: int,
 ) -> Any:
     values = dict(max_rows=40, max_step_tokens=600, max_context=2048, block_size=BLOCK, num_threads=threads)
     num_blocks = fields.pop("num_blocks", 160)
-    config = NativeConfig(Limits(**{**values, **fields}), num_blocks, accuracy)  # type: ignore[arg-type]
+    config = NativeConfig(Limits(**{**values, **fields}), num_blocks, accuracy, dtype)  # type: ignore[arg-type]
     return TurbomindExecutor(config, spec, MemoryCheckpoint(spec, tensors))  # type: ignore[arg-type]
 
 

@@ -132,7 +132,7 @@ def test_fixed_field_accepts_its_neutral_values_and_names_what_it_refuses(cls: t
         {"cache_block_seq_len": None},
         {"enable_prefix_caching": 1},
         {"num_threads": 0},
-        {"dtype": "float16"},
+        {"dtype": "float32"},
         {"model_format": "exl2"},
         {"quant_policy": 5},
         {"quant_policy": "8"},

@@ -63,10 +63,10 @@ def test_packed_bytes(layout: MatrixLayout, nbytes: int) -> None:
 
 
 def test_input_bytes() -> None:
-    assert InputLayout(128, 32, False).nbytes(4) == 2 * 512 + 3 * 128 + 64
-    assert InputLayout(128, 32, False, float("inf")).nbytes(4) == 512 + 3 * 128
-    assert InputLayout(96, 0, True).nbytes(1) == 2 * 192
-    assert InputLayout(96, 32, True).nbytes(1) == 2 * 128 + 3 * 128 + 64 + 2 * 192
+    assert InputLayout(128, 32, 0, False).nbytes(4) == 2 * 512 + 3 * 128 + 64
+    assert InputLayout(128, 32, 0, False, float("inf")).nbytes(4) == 512 + 3 * 128
+    assert InputLayout(96, 0, 2, False).nbytes(1) == 2 * 192
+    assert InputLayout(96, 32, 2, False).nbytes(1) == 2 * 128 + 3 * 128 + 64 + 2 * 192
 
 
 def test_weights_and_cache_of_a_dense_model() -> None:
@@ -96,7 +96,7 @@ def test_workspace_grows_with_each_limit() -> None:
 def test_parts_of_one_kind_are_one_matrix() -> None:
     layer = model_layout(SPEC, headers(SPEC, v_proj=("int8", 32))).layers[0]
     assert [(m.kind, m.n, len(m.tensors)) for m in layer.qkv.matrices] == [(BF16, 192, 2), (INT8, 64, 1)]
-    assert layer.qkv.input == InputLayout(128, 32, True)
+    assert layer.qkv.input == InputLayout(128, 32, 2, False)
     assert layer.gate_up.matrices[0].run == 32
 
 

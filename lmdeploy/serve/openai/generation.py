@@ -25,6 +25,8 @@ class Answer:
     request: Request
     choice: Choice
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
@@ -42,11 +44,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one HTTP request; each prompt counts once, whatever n."""
+    """Token counts of one HTTP request; each prompt counts once, whatever n.
+
+    `drafted` are guesses of speculative decoding, `accepted` those that were right.
+    """
 
     prompt: int
     completion: int
     cached: int
+    drafted: int
+    accepted: int
 
     def body(self) -> dict[str, object]:
         return {
@@ -54,7 +61,11 @@ class Usage:
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "accepted_prediction_tokens": self.accepted,
+                "rejected_prediction_tokens": self.drafted - self.accepted,
+            },
         }
 
 
@@ -119,11 +130,15 @@ class Generation:
             prompt=sum(a.prompt_tokens for a in firsts),
             completion=sum(a.choice.generated for a in self.answers),
             cached=sum(a.cached_tokens for a in firsts),
+            drafted=sum(a.drafted_tokens for a in self.answers),
+            accepted=sum(a.accepted_tokens for a in self.answers),
         )
 
 
 def _piece(stream: Stream, answer: Answer, event: TokenEvent) -> Piece | None:
     answer.cached_tokens = event.cached_tokens
+    answer.drafted_tokens += event.drafted_tokens
+    answer.accepted_tokens += event.accepted_tokens
     if event.prompt_logprobs:
         answer.prompt_logprobs = event.prompt_logprobs
     if answer.choice.finished or event.finish_reason in ("error", "abort"):

@@ -112,9 +112,9 @@ uint64_t layout_fingerprint() {
   }
   std::vector<uint8_t> nibbles(codes.size());
   for (size_t i = 0; i < codes.size(); ++i) nibbles[i] = codes[i] & 15;
-  for (WeightKind kind : {kW4Zero, kW4Min, kInt8, kBf16, kInt8Min}) {
+  for (WeightKind kind : {kW4Zero, kW4Min, kInt8, kBf16, kInt8Min, kFp16}) {
     bool w4 = kind == kW4Zero || kind == kW4Min;
-    int group = kind == kBf16 ? 0 : kGroup;
+    int group = is_dense(kind) ? 0 : kGroup;
     PackSource source{kind,          kRows,        kInputs,    group, w4 ? nibbles.data() : codes.data(),
                       scales.data(), zeros.data(), mins.data()};
     weights.pack(weights.add_matrix(kind, kRows, kInputs, group), source, 0, 0, pool);

@@ -44,7 +44,7 @@ Input Model::prepared(Worker& w, const float* rows, const int32_t* index, int co
       row = w.space.reordered;
     }
     if (format.group > 0) kernels_.prepare(row, input.int8, i, 0, format.k);
-    if (format.bf16) kernels_.prepare(row, input.bf16, i, 0, format.k);
+    if (format.bf16 > 0 || format.f32) kernels_.prepare(row, input.dense, i, 0, format.k);
   }
   w.watch.lap(kOpPrepare);
   if (!alone) barrier(w);
@@ -247,6 +247,7 @@ void Model::gate_up_unit(Worker& w, const Input& input, int layer, int begin, in
              : shape.activation == kGeluTanh ? kernels_.gelu_tanh_mul
                                              : kernels_.gelu_mul;
   Input down = make_input(shape.down_input, batch_.tokens, space_.down_input);
+  float product[kUnitTiles * kTile];
   for (int row = 0; row < rows; ++row) {
     for (int c = 0; c < channels; c += run) {
       int count = std::min(run, channels - c), padded = static_cast<int>(align_up(count, kTile));
@@ -256,10 +257,10 @@ void Model::gate_up_unit(Worker& w, const Input& input, int layer, int begin, in
         kernels_.add_scaled(gate, weights.gate_bias + channel + c, 1, count);
         kernels_.add_scaled(up, weights.up_bias + channel + c, 1, count);
       }
-      act(gate, up, count, gate);
-      if (down.int8.hi != nullptr) kernels_.prepare(gate, down.int8, first + row, channel + c, count);
-      if (down.bf16.bf_hi != nullptr) kernels_.prepare(gate, down.bf16, first + row, channel + c, count);
+      act(gate, up, count, product + c);
     }
+    if (down.int8.hi != nullptr) kernels_.prepare(product, down.int8, first + row, channel, channels);
+    if (down.dense.rows > 0) kernels_.prepare(product, down.dense, first + row, channel, channels);
   }
   w.watch.lap(kOpActivation);
 }

@@ -14,14 +14,14 @@ constexpr int kLinesAtOnce = 64;  // 4 KiB of a tile stay in L1 while 16 rows ar
 bool is_w4(WeightKind kind) { return kind == kW4Zero || kind == kW4Min; }
 bool has_mins(WeightKind kind) { return kind == kW4Min || kind == kInt8Min; }
 size_t align(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-int inputs_per_line(WeightKind kind) { return is_w4(kind) ? 8 : kind == kBf16 ? 2 : 4; }
-int code_bytes(WeightKind kind) { return kind == kBf16 ? 2 : 1; }
+int inputs_per_line(WeightKind kind) { return is_w4(kind) ? 8 : is_dense(kind) ? 2 : 4; }
+int code_bytes(WeightKind kind) { return is_dense(kind) ? 2 : 1; }
 
 void check(WeightKind kind, int32_t n, int32_t k, int32_t group) {
   if (n <= 0 || k <= 0) throw std::invalid_argument("a packed matrix needs at least one row and one column");
   // The vector kernels take 32 inputs at a time, so that groups of 16 must come in pairs.
   const bool grouped = group == 32 || group == 64 || group == 128 || (group == 16 && k % 32 == 0);
-  if (kind == kBf16 ? group != 0 : !grouped)
+  if (is_dense(kind) ? group != 0 : !grouped)
     throw std::invalid_argument("group size " + std::to_string(group) +
                                 " cannot be packed; use 32, 64, 128, or 16 with a multiple of 32 columns");
 }
@@ -52,10 +52,20 @@ void spread(const uint8_t* codes, int lines, uint8_t* out) {
   }
 }
 
+// The two halves of a line are 16 channels each: `out` is the lane's place in the first of them.
+void spread_halves(const uint8_t* codes, int lines, uint8_t* out) {
+  for (int i = 0; i < lines; ++i) {
+    std::memcpy(out + i * kLine, codes + i * 4, 2);
+    std::memcpy(out + i * kLine + kLine / 2, codes + i * 4 + 2, 2);
+  }
+}
+
 // Writes `lines` lanes from lines * inputs_per_line codes; `out` is the lane's place in the first line.
 void spread_codes(WeightKind kind, const uint8_t* codes, int lines, uint8_t* out) {
   if (is_w4(kind))
     spread<lane_w4, 8>(codes, lines, out);
+  else if (kind == kFp16)
+    spread_halves(codes, lines, out);
   else if (kind == kInt8)
     spread<lane_int8, 4>(codes, lines, out);
   else
@@ -76,7 +86,7 @@ void pack_lines(const PackSource& src, int src_row, int count, const Matrix& dst
   const int rest = whole < lines && begin + whole == src.k / per_line ? src.k % per_line : 0;
   for (int i = 0; i < count; ++i) {
     const uint8_t* row = codes + (static_cast<size_t>(src_row + i) * src.k + begin * per_line) * bytes;
-    uint8_t* out = tile_lines(dst, tile) + begin * kLine + (lane + i) * 4;
+    uint8_t* out = tile_lines(dst, tile) + begin * kLine + (lane + i) * (src.kind == kFp16 ? 2 : 4);
     spread_codes(src.kind, row, whole, out);
     if (rest > 0) {
       uint8_t tail[8] = {};
@@ -103,14 +113,14 @@ void pack_tile(const PackSource& src, int src_row, int count, const Matrix& dst,
   const int lines = dst.k_padded / inputs_per_line(dst.kind);
   for (int begin = 0; begin < lines; begin += kLinesAtOnce)
     pack_lines(src, src_row, count, dst, tile, lane, begin, std::min(kLinesAtOnce, lines - begin));
-  if (dst.kind != kBf16) pack_groups(src, src_row, count, dst, tile, lane);
+  if (!is_dense(dst.kind)) pack_groups(src, src_row, count, dst, tile, lane);
 }
 
 }  // namespace
 
 Matrix layout_matrix(WeightKind kind, int32_t n, int32_t k, int32_t group, void* memory) {
   check(kind, n, k, group);
-  const int unit = kind == kBf16 ? 2 : group;
+  const int unit = is_dense(kind) ? 2 : group;
   Matrix m{};
   m.kind = kind;
   m.n = n;
@@ -118,12 +128,12 @@ Matrix layout_matrix(WeightKind kind, int32_t n, int32_t k, int32_t group, void*
   m.tiles = (n + kTile - 1) / kTile;
   m.k_padded = (k + unit - 1) / unit * unit;
   m.group = group;
-  m.groups = kind == kBf16 ? 0 : m.k_padded / group;
+  m.groups = is_dense(kind) ? 0 : m.k_padded / group;
   auto* at = static_cast<uint8_t*>(memory);
   m.lines = at;
   at += static_cast<size_t>(m.tiles) * (m.k_padded / inputs_per_line(kind)) * kLine;
   const size_t entries = static_cast<size_t>(m.tiles) * m.groups * kTile;
-  if (kind == kBf16) return m;
+  if (is_dense(kind)) return m;
   m.scales = reinterpret_cast<const uint16_t*>(at);
   at += align(entries * 2);
   if (kind == kW4Zero) m.zeros = at;
@@ -143,7 +153,7 @@ void pack_rows(const PackSource& src, int32_t src_row, int32_t count, const Matr
   if (src.kind != dst.kind || src.k != dst.k) throw std::invalid_argument("source and packed matrix differ in form");
   if (src_row < 0 || count < 0 || src_row + count > src.n || dst_row < 0 || dst_row + count > dst.n)
     throw std::invalid_argument("rows outside the matrix");
-  if (src.kind != kBf16 && (src.group <= 0 || src.group % dst.group != 0))
+  if (!is_dense(src.kind) && (src.group <= 0 || src.group % dst.group != 0))
     throw std::invalid_argument("a packed group must divide the source's group");
   while (count > 0) {
     const int lane = dst_row % kTile, rows = std::min(count, kTile - lane);
@@ -155,7 +165,8 @@ void pack_rows(const PackSource& src, int32_t src_row, int32_t count, const Matr
 }
 
 void unpack_codes(const Matrix& src, int32_t channel, void* codes) {
-  const uint8_t* lane = tile_lines(src, channel / kTile) + channel % kTile * 4;
+  const int width = src.kind == kFp16 ? 2 : 4;
+  const uint8_t* lane = tile_lines(src, channel / kTile) + channel % kTile * width;
   auto* bytes = static_cast<uint8_t*>(codes);
   for (int k = 0; k < src.k; ++k) {
     const uint8_t* line = lane + static_cast<size_t>(k / inputs_per_line(src.kind)) * kLine;
@@ -166,7 +177,7 @@ void unpack_codes(const Matrix& src, int32_t channel, void* codes) {
     else if (src.kind == kInt8Min)
       bytes[k] = line[k % 4];
     else
-      std::memcpy(bytes + 2 * k, line + k % 2 * 2, 2);
+      std::memcpy(bytes + 2 * k, line + k % 2 * (src.kind == kFp16 ? kLine / 2 : 2), 2);
   }
 }
 

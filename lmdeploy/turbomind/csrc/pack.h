@@ -9,8 +9,11 @@
 
 namespace lmdeploy {
 
-// Rows of a weight as files hold them. codes: u8 0..15 (W4), int8 (Int8), u8 (Int8Min) or bfloat16 bits (Bf16), [n, k]
-// contiguous; scales, zeros and mins: [n, ceil(k / group)], fp16 bits and u8.
+// 16-bit floats: no groups, no scales.
+inline bool is_dense(WeightKind kind) { return kind == kBf16 || kind == kFp16; }
+
+// Rows of a weight as files hold them. codes: u8 0..15 (W4), int8 (Int8), u8 (Int8Min) or the bits of 16-bit floats
+// (Bf16, Fp16), [n, k] contiguous; scales, zeros and mins: [n, ceil(k / group)], fp16 bits and u8.
 struct PackSource {
   WeightKind kind;
   int32_t n, k, group;
@@ -31,7 +34,7 @@ Matrix layout_matrix(WeightKind kind, int32_t n, int32_t k, int32_t group, void*
 // the scales, which changes no weight. Channels of different tiles may be packed by different threads at once.
 void pack_rows(const PackSource& src, int32_t src_row, int32_t count, const Matrix& dst, int32_t dst_row);
 
-// The codes of one channel, [k]: u8 (W4, Int8Min), int8 (Int8) or bfloat16 bits.
+// The codes of one channel, [k]: u8 (W4, Int8Min), int8 (Int8) or the bits of 16-bit floats.
 void unpack_codes(const Matrix& src, int32_t channel, void* codes);
 
 }  // namespace lmdeploy

@@ -7,11 +7,12 @@
 
 namespace lmdeploy {
 
-// How a matrix wants its input prepared: in int8 planes of `group` (0: not), as bfloat16 planes, or both.
+// How matrices that share an input want it: int8 planes of `group` (0: none), bfloat16 planes, floats, or several.
 struct InputFormat {
   int k = 0;
   int group = 0;
-  bool bf16 = false;
+  int bf16 = 0;  // planes
+  bool f32 = false;
   float threshold = 0;  // of Activations
 };
 

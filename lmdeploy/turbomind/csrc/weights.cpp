@@ -29,7 +29,7 @@ void Weights::pack(int matrix, const PackSource& source, int dst_row, int run, T
   // Checked here, because nothing may be thrown on the threads of the pool.
   int last = run > 0 ? static_cast<int>(align_up(source.n, kTile)) * 2 : dst_row + source.n;
   bool fits = source.kind == dst.kind && source.k == dst.k && last <= dst.n && dst_row >= 0;
-  if (!fits || (dst.kind != kBf16 && (source.group <= 0 || source.group % dst.group != 0))) {
+  if (!fits || (!is_dense(dst.kind) && (source.group <= 0 || source.group % dst.group != 0))) {
     throw std::invalid_argument("rows that do not fit the packed matrix");
   }
   int tiles = (source.n + kTile - 1) / kTile;

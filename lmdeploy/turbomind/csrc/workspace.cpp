@@ -30,21 +30,23 @@ Activations take_int8(const InputFormat& f, int rows, Arena& arena) {
   return a;
 }
 
-Activations take_bf16(const InputFormat& f, int rows, Arena& arena) {
+Activations take_dense(const InputFormat& f, int rows, Arena& arena) {
   Activations a{};
-  if (!f.bf16) return a;
+  if (f.bf16 == 0 && !f.f32) return a;
   a.rows = rows;
   a.k = f.k;
   a.k_padded = round_up(f.k, 2);
-  a.bf_hi = arena.take<uint16_t>(size_t(rows) * a.k_padded);
-  a.bf_lo = arena.take<uint16_t>(size_t(rows) * a.k_padded);
+  size_t values = size_t(rows) * a.k_padded;
+  if (f.bf16 > 0) a.bf_hi = arena.take<uint16_t>(values);
+  if (f.bf16 > 1) a.bf_lo = arena.take<uint16_t>(values);
+  if (f.f32) a.f32 = arena.take<float>(values);
   return a;
 }
 
 Input take_input(const InputFormat& format, int rows, Arena& arena) {
   Input input;
   input.int8 = take_int8(format, rows, arena);
-  input.bf16 = take_bf16(format, rows, arena);
+  input.dense = take_dense(format, rows, arena);
   return input;
 }
 
@@ -118,10 +120,9 @@ Activations rows_of(const Activations& a, int begin, int rows) {
     view.sum += scales;
     view.parts += scales;
   }
-  if (a.bf_hi != nullptr) {
-    view.bf_hi += values;
-    view.bf_lo += values;
-  }
+  if (a.bf_hi != nullptr) view.bf_hi += values;
+  if (a.bf_lo != nullptr) view.bf_lo += values;
+  if (a.f32 != nullptr) view.f32 += values;
   return view;
 }
 

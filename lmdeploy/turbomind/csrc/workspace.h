@@ -22,11 +22,11 @@ constexpr int kTileRows = 16;    // most rows x heads of one attention unit, in 
 constexpr int kStaticRows = 32;  // below, each thread takes a fixed share of every matrix
 constexpr size_t kLogitBytes = size_t{16} << 20;
 
-// Prepared rows for the matrices that share an input: int8 planes, bfloat16 planes or both.
+// Prepared rows for the matrices that share an input: for groups of integers, for 16-bit floats, or both.
 struct Input {
-  Activations int8{}, bf16{};
+  Activations int8{}, dense{};
 
-  const Activations& of(const Matrix& w) const { return w.kind == kBf16 ? bf16 : int8; }
+  const Activations& of(const Matrix& w) const { return w.group == 0 ? dense : int8; }
 };
 
 Input make_input(const InputFormat& format, int rows, uint8_t* memory);

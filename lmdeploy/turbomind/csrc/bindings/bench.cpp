@@ -133,7 +133,7 @@ std::tuple<double, double, double> time_matmul(const KernelTable& table,
       sink = limits.read(static_cast<const char*>(m->memory.data()) + part * t, part);
     }
   };
-  const auto dot = first.kind == kBf16 ? limits.dot_float : limits.dot_int8;
+  const auto dot = first.kind == kFp16 ? limits.fma : first.kind == kBf16 ? limits.dot_float : limits.dot_int8;
   Crew crew(threads);
   const auto best = alternate(crew, {multiply, read, [&](int) { dot(kPeakRounds); }}, repeats);
   return {best[0], best[1], dot(kPeakRounds) * threads / best[2]};

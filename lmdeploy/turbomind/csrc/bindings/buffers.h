@@ -46,13 +46,14 @@ struct PackedMatrix {
 };
 
 struct PreparedRows {
-  PreparedRows(int rows_, int k, int group, bool int8, int bf16, float threshold = 0)
+  PreparedRows(int rows_, int k, int group, bool int8, int bf16, bool f32, float threshold)
       : rows(rows_),
         unit(group > 0 ? group : 2),
         k_padded((k + unit - 1) / unit * unit),
         groups_per_row(group > 0 ? k_padded / group : 0),
         planes(size_t(rows) * k_padded * (int8 ? 2 : 0)),
         bf_planes(size_t(rows) * k_padded * 2 * bf16),
+        f32_plane(f32 ? size_t(rows) * k_padded * sizeof(float) : 0),
         factors(groups() * 3 * sizeof(float)),
         flags(groups()) {
     auto* bytes = static_cast<int8_t*>(planes.data());
@@ -76,11 +77,12 @@ struct PreparedRows {
     view.parts = floats ? reinterpret_cast<int32_t*>(floats + 2 * scales) : nullptr;
     view.bf_hi = halves;
     view.bf_lo = bf16 == 2 ? halves + values : nullptr;
+    view.f32 = static_cast<float*>(f32_plane.data());
   }
   size_t size() const { return size_t(view.rows) * k_padded; }
   size_t groups() const { return (size_t(rows) + kRowBlock - 1) / kRowBlock * kRowBlock * groups_per_row; }
   int rows, unit, k_padded, groups_per_row;
-  Buffer planes, bf_planes, factors, flags;
+  Buffer planes, bf_planes, f32_plane, factors, flags;
   Activations view{};
 };
 

@@ -54,9 +54,9 @@ Result<T> copy_array(const T* from, size_t size) {
 
 void pack_into(PackedMatrix& self, Bytes codes, Halves scales, Bytes zeros, Halves mins, int k, int group, int src_row,
                int count, int dst_row) {
-  const int unit = self.matrix.kind == kBf16 ? 2 : 1;
+  const int unit = is_dense(self.matrix.kind) ? 2 : 1;
   const int n = static_cast<int>(codes.size() / (size_t(k) * unit));
-  const size_t entries = self.matrix.kind == kBf16 ? 0 : size_t(n) * ((k + group - 1) / group);
+  const size_t entries = is_dense(self.matrix.kind) ? 0 : size_t(n) * ((k + group - 1) / group);
   require(codes.size() == size_t(n) * k * unit, "codes must be whole rows");
   require(scales.size() >= entries, "too few scales");
   require(self.matrix.kind != kW4Zero || zeros.size() >= entries, "too few zeros");
@@ -68,16 +68,16 @@ void pack_into(PackedMatrix& self, Bytes codes, Halves scales, Bytes zeros, Halv
 
 Result<uint8_t> codes_of(const PackedMatrix& self, int channel) {
   require(channel >= 0 && channel < self.matrix.n, "channel outside the matrix");
-  Result<uint8_t> out = new_array<uint8_t>({size_t(self.matrix.k) * (self.matrix.kind == kBf16 ? 2 : 1)});
+  Result<uint8_t> out = new_array<uint8_t>({size_t(self.matrix.k) * (is_dense(self.matrix.kind) ? 2 : 1)});
   unpack_codes(self.matrix, channel, out.data());
   return out;
 }
 
-std::unique_ptr<PreparedRows> prepare_rows(const KernelTable& table, Floats x, int group, bool int8, int bf16, int span,
-                                           float threshold) {
+std::unique_ptr<PreparedRows> prepare_rows(const KernelTable& table, Floats x, int group, bool int8, int bf16, bool f32,
+                                           int span, float threshold) {
   require(x.ndim() == 2, "x must be [rows, k]");
   const int rows = x.shape(0), k = x.shape(1);
-  auto result = std::make_unique<PreparedRows>(rows, k, group, int8, bf16, threshold);
+  auto result = std::make_unique<PreparedRows>(rows, k, group, int8, bf16, f32, threshold);
   const int step = span > 0 ? span : k;
   for (int row = 0; row < rows; ++row)
     for (int begin = 0; begin < k; begin += step)
@@ -89,7 +89,10 @@ Result<float> matmul(const KernelTable& table, const PackedMatrix& w, const Prep
   if (end < 0) end = w.matrix.tiles;
   require(w.matrix.k == a.view.k, "inner sizes differ");
   require(begin >= 0 && begin < end && end <= w.matrix.tiles, "tiles outside the matrix");
-  require(w.matrix.kind == kBf16 ? a.view.bf_hi != nullptr : a.view.group == w.matrix.group, "planes do not fit");
+  require(w.matrix.kind == kFp16   ? a.view.f32 != nullptr
+          : w.matrix.kind == kBf16 ? a.view.bf_hi != nullptr
+                                   : a.view.group == w.matrix.group,
+          "planes do not fit");
   Result<float> out = new_array<float>({size_t(a.view.rows), size_t(end - begin) * kTile});
   Buffer scratch(table.matmul_scratch_bytes(w.matrix.k_padded));
   table.matmul(w.matrix, a.view, begin, end, out.data(), ptrdiff_t(end - begin) * kTile, scratch.data());
@@ -262,6 +265,7 @@ void register_kernels(nb::module_& parent) {
   m.attr("W4_MIN") = int(kW4Min);
   m.attr("INT8") = int(kInt8);
   m.attr("BF16") = int(kBf16);
+  m.attr("FP16") = int(kFp16);
   m.attr("INT8_MIN") = int(kInt8Min);
   m.def("supported", supported_tables);
   m.def("active", [] { return std::string(kernels().name); });
@@ -273,7 +277,7 @@ void register_kernels(nb::module_& parent) {
   nb::class_<KernelTable>(m, "Table")
       .def_static("get", table_by_name, nb::rv_policy::reference)
       .def("prepare", prepare_rows, nb::arg("x"), nb::arg("group"), nb::arg("int8") = true, nb::arg("bf16") = 0,
-           nb::arg("span") = 0, nb::arg("threshold") = 0.0f)
+           nb::arg("f32") = false, nb::arg("span") = 0, nb::arg("threshold") = 0.0f)
       .def("matmul", matmul, nb::arg("w"), nb::arg("a"), nb::arg("begin") = 0, nb::arg("end") = -1)
       .def("gather_row", gather_row)
       .def("rms_norm", rms_norm)

@@ -165,8 +165,8 @@ void pack(Model& model, int matrix, int kind, int group, const Codes& codes, con
   source.k = static_cast<int>(codes.shape(1));
   source.group = group;
   source.codes = codes.data();
-  require(codes.itemsize() == (kind == kBf16 ? 2 : 1), "codes have the wrong type for this kind of weight");
-  if (kind != kBf16) {
+  require(codes.itemsize() == (is_dense(source.kind) ? 2 : 1), "codes have the wrong type for this kind of weight");
+  if (!is_dense(source.kind)) {
     size_t entries = size_t(source.n) * ((source.k + group - 1) / group);
     Columns in(parameters);
     source.scales = in.next<const uint16_t>(entries);
@@ -247,8 +247,8 @@ void bind_images(nb::module_& m) {
 
 void bind_shapes(nb::module_& m) {
   nb::class_<InputFormat>(m, "InputFormat")
-      .def("__init__", [](InputFormat* self, int k, int group, bool bf16, float threshold) {
-        new (self) InputFormat{k, group, bf16, threshold};
+      .def("__init__", [](InputFormat* self, int k, int group, int bf16, bool f32, float threshold) {
+        new (self) InputFormat{k, group, bf16, f32, threshold};
       });
   nb::class_<LayerShape>(m, "LayerShape")
       .def(nb::init<>())

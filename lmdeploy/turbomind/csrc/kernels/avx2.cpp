@@ -15,6 +15,8 @@ namespace avx2 {
 //
 #include "kernels/attention.inl"
 #include "kernels/limits_avx2.inl"
+#include "kernels/matmul_dense.inl"
+//
 #include "kernels/matmul_avx2.inl"
 
 static const KernelTable table = {"avx2",    matmul,       matmul_scratch_bytes,

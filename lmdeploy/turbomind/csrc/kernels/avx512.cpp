@@ -16,6 +16,8 @@ namespace avx512 {
 //
 #include "kernels/attention.inl"
 #include "kernels/limits_avx512.inl"
+#include "kernels/matmul_dense.inl"
+//
 #include "kernels/matmul_bf16_avx512.inl"
 //
 #include "kernels/matmul_avx512.inl"

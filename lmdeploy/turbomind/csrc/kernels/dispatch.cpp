@@ -6,6 +6,9 @@
 #ifdef LMDEPLOY_X86
 #include <cpuid.h>
 #endif
+#ifdef LMDEPLOY_ARM
+#include <sys/auxv.h>
+#endif
 
 namespace lmdeploy {
 namespace {
@@ -14,6 +17,7 @@ struct Features {
   bool avx2 = false, fma = false, f16c = false;
   bool avx512f = false, avx512bw = false, avx512dq = false, avx512vl = false;
   bool avx512_vnni = false, avx512_bf16 = false, avx_vnni = false;
+  bool asimddp = false;
 };
 
 #ifdef LMDEPLOY_X86
@@ -47,6 +51,13 @@ Features query() {
   }
   return f;
 }
+#elif defined(LMDEPLOY_ARM)
+Features query() {
+  constexpr unsigned long kDotProduct = 1ul << 20;  // HWCAP_ASIMDDP
+  Features f;
+  f.asimddp = (getauxval(AT_HWCAP) & kDotProduct) != 0;
+  return f;
+}
 #else
 Features query() { return {}; }
 #endif
@@ -64,6 +75,9 @@ std::vector<const KernelTable*> supported() {
   if (avx2) tables.push_back(&avx2_table());
   if (avx2 && f.avx512f && f.avx512dq && f.avx512bw && f.avx512vl && f.avx512_vnni && f.avx512_bf16)
     tables.push_back(&avx512_table());
+#endif
+#ifdef LMDEPLOY_ARM
+  if (features().asimddp) tables.push_back(&neon_table());
 #endif
   return tables;
 }
@@ -109,6 +123,7 @@ std::vector<std::string> detect() {
       {"avx512vl", f.avx512vl},
       {"avx512_vnni", f.avx512_vnni},
       {"avx512_bf16", f.avx512_bf16},
+      {"asimddp", f.asimddp},
   };
   std::vector<std::string> names;
   for (const auto& [name, present] : all)

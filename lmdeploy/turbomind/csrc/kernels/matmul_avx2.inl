@@ -16,7 +16,6 @@ struct Block {
   int m;                // rows
   const int32_t* even;  // inputs 0 and 2 as int16
   const int32_t* odd;   // inputs 1 and 3
-  const float* values;  // [k][m], for bf16 weights
 };
 
 static void join_planes(const Activations& a, int row, int m, int32_t* even, int32_t* odd) {
@@ -31,18 +30,6 @@ static void join_planes(const Activations& a, int row, int m, int32_t* even, int
     _mm256_store_si256((__m256i*)(even + i), _mm256_add_epi16(_mm256_slli_epi16(h0, 7), l0));
     _mm256_store_si256((__m256i*)(odd + i), _mm256_add_epi16(_mm256_slli_epi16(h1, 7), l1));
   }
-}
-
-static void widen_planes(const Activations& a, int row, int m, int k_padded, float* values) {
-  const uint16_t* hi = a.bf_hi + static_cast<size_t>(row) * a.k_padded;
-  const uint16_t* lo = a.bf_lo + static_cast<size_t>(row) * a.k_padded;
-  for (int k = 0; k < k_padded; k += 2)
-    for (int r = 0; r < m; ++r)
-      for (int j = 0; j < 2; ++j) {
-        const int at = k * m + r * 2 + j;
-        const float low = a.bf_lo ? float_of(uint32_t{lo[at]} << 16) : 0;
-        values[(k + j) * m + r] = float_of(uint32_t{hi[at]} << 16) + low;
-      }
 }
 
 // What turns the whole-number sums of one group of one tile into weights times activations.
@@ -141,31 +128,6 @@ static void grouped_tile(const Matrix& w, const Activations& a, const Block& blo
 }
 
 template <int M>
-static void bf16_tile(const Matrix& w, const Block& block, int first, int tile, float* out, ptrdiff_t ld_out) {
-  const int lines = w.k_padded / 2;
-  const uint8_t* line = w.lines + static_cast<size_t>(tile) * lines * 64;
-  const float* values = block.values + first;
-  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
-  Vec result[M];
-#pragma GCC unroll 4
-  for (int m = 0; m < M; ++m) result[m] = zero();
-  for (int i = 0; i < lines; ++i) {
-    const __m256i a = _mm256_load_si256((const __m256i*)line), b = _mm256_load_si256((const __m256i*)line + 1);
-    const Vec w0 = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
-    const Vec w1 = {_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper))};
-#pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) result[m] = fma(w0, splat(values[m]), result[m]);
-    values += block.m;
-#pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) result[m] = fma(w1, splat(values[m]), result[m]);
-    values += block.m;
-    line += 64;
-  }
-#pragma GCC unroll 4
-  for (int m = 0; m < M; ++m) store(out + m * ld_out, result[m]);
-}
-
-template <int M>
 static void some_rows(const Matrix& w, const Activations& a, const Block& block, int row, int first, int tile,
                       float* out, ptrdiff_t ld_out) {
   switch (w.kind) {
@@ -178,7 +140,8 @@ static void some_rows(const Matrix& w, const Activations& a, const Block& block,
     case kInt8Min:
       return grouped_tile<kInt8Min, M>(w, a, block, row, first, tile, out, ld_out);
     case kBf16:
-      return bf16_tile<M>(w, block, first, tile, out, ld_out);
+    case kFp16:
+      return;  // matmul_dense
   }
 }
 
@@ -194,31 +157,27 @@ static void block_tile(const Matrix& w, const Activations& a, const Block& block
   }
 }
 
-static Block make_block(const Matrix& w, const Activations& a, int row, void* scratch) {
+static Block make_block(const Activations& a, int row, void* scratch) {
   const int m = a.rows - row < kRowBlock ? a.rows - row : kRowBlock;
-  if (w.kind == kBf16) {
-    widen_planes(a, row, m, w.k_padded, static_cast<float*>(scratch));
-    return {m, nullptr, nullptr, static_cast<const float*>(scratch)};
-  }
   int32_t* even = static_cast<int32_t*>(scratch);
   int32_t* odd = even + a.k_padded / 4 * m;
   join_planes(a, row, m, even, odd);
-  return {m, even, odd, nullptr};
+  return {m, even, odd};
 }
 
 constexpr size_t kResident = size_t{256} << 10;  // bytes of tiles that stay in L2 while row blocks pass by
 
 static void matmul(const Matrix& w, const Activations& a, int tile_begin, int tile_end, float* out, ptrdiff_t ld_out,
                    void* scratch) {
-  const size_t tile_bytes = static_cast<size_t>(w.k_padded) * (w.kind == kBf16                         ? 32
-                                                               : w.kind == kInt8 || w.kind == kInt8Min ? 16
-                                                                                                       : 8);
+  if (w.kind == kBf16) return matmul_dense<kBf16>(w, a, tile_begin, tile_end, out, ld_out, scratch);
+  if (w.kind == kFp16) return matmul_dense<kFp16>(w, a, tile_begin, tile_end, out, ld_out, scratch);
+  const size_t tile_bytes = static_cast<size_t>(w.k_padded) * (w.kind == kInt8 || w.kind == kInt8Min ? 16 : 8);
   int at_once = tile_bytes < kResident ? static_cast<int>(kResident / tile_bytes) : 1;
   if (a.rows <= kRowBlock) at_once = tile_end - tile_begin;
   for (int begin = tile_begin; begin < tile_end; begin += at_once) {
     const int end = begin + at_once < tile_end ? begin + at_once : tile_end;
     for (int row = 0; row < a.rows; row += kRowBlock) {
-      const Block block = make_block(w, a, row, scratch);
+      const Block block = make_block(a, row, scratch);
       for (int tile = begin; tile < end; ++tile)
         block_tile(w, a, block, row, tile, out + row * ld_out + static_cast<ptrdiff_t>(tile - tile_begin) * kTile,
                    ld_out);

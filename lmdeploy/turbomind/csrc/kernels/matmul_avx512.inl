@@ -331,6 +331,7 @@ static void grouped_matmul(const Matrix& w, const Activations& a, int tile_begin
 static void matmul(const Matrix& w, const Activations& a, int tile_begin, int tile_end, float* out, ptrdiff_t ld_out,
                    void* scratch) {
   if (w.kind == kBf16) return matmul_bf16(w, a, tile_begin, tile_end, out, ld_out);
+  if (w.kind == kFp16) return matmul_dense<kFp16>(w, a, tile_begin, tile_end, out, ld_out, scratch);
   grouped_matmul(w, a, tile_begin, tile_end, out, ld_out, scratch);
 }
 

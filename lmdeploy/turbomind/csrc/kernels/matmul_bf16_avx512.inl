@@ -9,16 +9,7 @@ INLINE void dot_bf16(Vec& sum, __m512i weights, const uint16_t* activations) {
   __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*reinterpret_cast<const word*>(activations)));
 }
 
-// What a pass over a tile asks memory for: `step` bytes further with each line.
-struct Ahead {
-  const uint8_t* at;
-  int step;
-};
-
-// Few products keep up with memory, and lines are best asked for a little ahead and straight into L1; with more of them
-// the requests have to be far ahead, because memory must never wait for the products.
-constexpr bool near(int rows, int planes) { return rows * planes <= 4; }
-constexpr int kNearAhead = 4096, kFarAhead = 16384;  // bytes
+constexpr bool near(int rows, int planes) { return rows * planes <= 4; }  // see kNearAhead
 
 // Rows [row, row + M) of one block against one tile.
 template <int M, int PLANES>

@@ -51,7 +51,7 @@ int rows_of_block(const Activations& a, int row) {
   return left < kRowBlock ? left : kRowBlock;
 }
 
-// Where value k of a row lies in an int8 plane (per = 4) or a bf16 plane (per = 2).
+// Where value k of a row lies in an int8 plane (per = 4), a bf16 plane (per = 2) or the float plane (per = 1).
 size_t plane_index(const Activations& a, int row, int k, int per) {
   const int m = rows_of_block(a, row);
   return size_t(row / kRowBlock) * kRowBlock * a.k_padded + (size_t(k / per) * m + row % kRowBlock) * per + k % per;
@@ -112,12 +112,25 @@ void grouped_tile(const Matrix& w, const Activations& a, int tile, int row, floa
   memcpy(out, result, sizeof result);
 }
 
-void bf16_tile(const Matrix& w, const Activations& a, int tile, int row, float* out) {
+float fp16_at(const Matrix& w, int channel, int k) {
+  const size_t at = (size_t(channel / kTile) * w.k_padded + k) * kTile + channel % kTile;
+  uint16_t value;
+  memcpy(&value, w.lines + at * 2, 2);
+  return half_to_float(value);
+}
+
+float dense_at(const Matrix& w, int channel, int k) {
+  return w.kind == kFp16 ? fp16_at(w, channel, k) : bf16_at(w, channel, k);
+}
+
+void dense_tile(const Matrix& w, const Activations& a, int tile, int row, float* out) {
   float result[kTile] = {};
   for (int k = 0; k < w.k_padded; ++k) {
     const size_t at = plane_index(a, row, k, 2);
-    const float value = bf16_to_float(a.bf_hi[at]) + (a.bf_lo ? bf16_to_float(a.bf_lo[at]) : 0);
-    for (int c = 0; c < kTile; ++c) result[c] += bf16_at(w, tile * kTile + c, k) * value;
+    float value = 0;
+    if (w.kind == kFp16) value = a.f32[plane_index(a, row, k, 1)];
+    if (w.kind == kBf16) value = bf16_to_float(a.bf_hi[at]) + (a.bf_lo ? bf16_to_float(a.bf_lo[at]) : 0);
+    for (int c = 0; c < kTile; ++c) result[c] += dense_at(w, tile * kTile + c, k) * value;
   }
   memcpy(out, result, sizeof result);
 }
@@ -126,7 +139,7 @@ void matmul(const Matrix& w, const Activations& a, int tile_begin, int tile_end,
   for (int tile = tile_begin; tile < tile_end; ++tile)
     for (int row = 0; row < a.rows; ++row) {
       float* to = out + row * ld_out + ptrdiff_t(tile - tile_begin) * kTile;
-      w.kind == kBf16 ? bf16_tile(w, a, tile, row, to) : grouped_tile(w, a, tile, row, to);
+      w.group == 0 ? dense_tile(w, a, tile, row, to) : grouped_tile(w, a, tile, row, to);
     }
 }
 
@@ -171,6 +184,8 @@ void prepare(const float* x, const Activations& a, int row, int k_begin, int cou
       const int left = k_begin + count - k;
       prepare_group(x + (k - k_begin), left < 0 ? 0 : left < a.group ? left : a.group, a, row, k / a.group);
     }
+  if (a.f32)
+    for (int k = k_begin; k < end; ++k) a.f32[plane_index(a, row, k, 1)] = k < k_begin + count ? x[k - k_begin] : 0;
   if (a.bf_hi)
     for (int k = k_begin; k < end; ++k) {
       const float value = k < k_begin + count ? x[k - k_begin] : 0;
@@ -183,8 +198,8 @@ void prepare(const float* x, const Activations& a, int row, int k_begin, int cou
 
 void gather_row(const Matrix& w, int row, float* out) {
   for (int k = 0; k < w.k; ++k) {
-    if (w.kind == kBf16) {
-      out[k] = bf16_at(w, row, k);
+    if (w.group == 0) {
+      out[k] = dense_at(w, row, k);
       continue;
     }
     const size_t entry = (size_t(row / kTile) * w.groups + k / w.group) * kTile + row % kTile;

@@ -142,19 +142,38 @@ static float float_of(uint32_t bits) {
   __builtin_memcpy(&value, &bits, 4);
   return value;
 }
+// Writes eight pairs, or the first of them, `stride` values apart.
+INLINE void store_pairs(const uint32_t* pairs, int count, uint16_t* out, int stride) {
+  if (count == 8) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) __builtin_memcpy(out + i * stride, &pairs[i], 4);
+    return;
+  }
+  for (int i = 0; i < count; ++i) __builtin_memcpy(out + i * stride, &pairs[i], 4);
+}
+
 static void prepare_bf16(const float* x, int count, const Activations& a, int row, int k_begin, int k_end) {
   const int m = rows_of_block(a, row);
   const size_t block = static_cast<size_t>(row / kRowBlock) * kRowBlock * a.k_padded + row % kRowBlock * 2;
   for (int k = k_begin; k < k_end; k += 16) {
-    uint32_t hi[8], lo[8];
-    split_bf16(load_padded(x + (k - k_begin), count - (k - k_begin)), hi, lo);
+    const Vec v = load_padded(x + (k - k_begin), count - (k - k_begin));
     const int pairs = k_end - k < 16 ? (k_end - k) / 2 : 8;
-    for (int i = 0; i < pairs; ++i) {
-      const size_t at = block + static_cast<size_t>(k / 2 + i) * 2 * m;
-      __builtin_memcpy(a.bf_hi + at, &hi[i], 4);
-      if (a.bf_lo) __builtin_memcpy(a.bf_lo + at, &lo[i], 4);
+    const size_t at = block + static_cast<size_t>(k) * m;
+    uint32_t hi[8], lo[8];
+    if (a.bf_lo) {
+      split_bf16(v, hi, lo);
+      store_pairs(lo, pairs, a.bf_lo + at, 2 * m);
+    } else {
+      round_bf16(v, hi);
     }
+    store_pairs(hi, pairs, a.bf_hi + at, 2 * m);
   }
+}
+
+static void prepare_f32(const float* x, int count, const Activations& a, int row, int k_begin, int k_end) {
+  const int m = rows_of_block(a, row);
+  float* to = a.f32 + static_cast<size_t>(row / kRowBlock) * kRowBlock * a.k_padded + row % kRowBlock;
+  for (int k = k_begin; k < k_end; ++k) to[static_cast<size_t>(k) * m] = k - k_begin < count ? x[k - k_begin] : 0;
 }
 
 static void prepare(const float* x, const Activations& a, int row, int k_begin, int count) {
@@ -165,6 +184,7 @@ static void prepare(const float* x, const Activations& a, int row, int k_begin, 
       prepare_group(x + (k - k_begin), left < 0 ? 0 : left < a.group ? left : a.group, a, row, k / a.group);
     }
   if (a.bf_hi) prepare_bf16(x, count, a, row, k_begin, end);
+  if (a.f32) prepare_f32(x, count, a, row, k_begin, end);
 }
 
 // ---- one row of a matrix ----
@@ -178,10 +198,15 @@ static void gather_bf16(const Matrix& w, int row, float* out) {
   }
 }
 
-static float half_to_float(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
+static void gather_fp16(const Matrix& w, int row, float* out) {
+  const uint16_t* lane =
+      reinterpret_cast<const uint16_t*>(w.lines) + static_cast<size_t>(row / kTile) * w.k_padded * kTile + row % kTile;
+  for (int k = 0; k < w.k; ++k) out[k] = half_to_float(lane[static_cast<size_t>(k) * kTile]);
+}
 
 static void gather_row(const Matrix& w, int row, float* out) {
   if (w.kind == kBf16) return gather_bf16(w, row, out);
+  if (w.kind == kFp16) return gather_fp16(w, row, out);
   const bool bytes = w.kind == kInt8 || w.kind == kInt8Min;
   const int per_line = bytes ? 4 : 8;
   const uint8_t* lane = w.lines + static_cast<size_t>(row / kTile) * (w.k_padded / per_line) * 64 + row % kTile * 4;

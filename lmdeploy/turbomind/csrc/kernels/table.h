@@ -25,19 +25,21 @@ enum WeightKind : int32_t {
   kInt8 = 2,    // w = code * scale, stored as code + 128
   kBf16 = 3,
   kInt8Min = 4,  // w = code * scale + min, code u8
+  kFp16 = 5,
 };
 
 // A packed matrix [n, k]. Tiles of 16 output channels follow each other; inside a tile lines of 64 bytes run along k.
 //   W4   ("N16K8"): line = 16 channels x 8 k; the 4 bytes of lane c hold k 0..3 in low and k 4..7 in high nibbles
 //   Int8 and Int8Min ("N16K4"): line = 16 channels x 4 k, u8
 //   Bf16 ("N16K2"): line = 16 channels x 2 k
-// k is padded with zero codes to a multiple of `group` (Bf16: of 2), n with channels of scale 0 to a multiple of 16.
+//   Fp16: line = 16 channels of an even k, then of the next
+// k is padded with zero codes to a multiple of `group` (16 bits: of 2), n with channels of scale 0 to a multiple of 16.
 struct Matrix {
   WeightKind kind;
   int32_t n, k;   // logical
   int32_t tiles;  // ceil(n / 16)
   int32_t k_padded;
-  int32_t group, groups;   // inputs per scale: 16 (k a multiple of 32), 32, 64, 128 (Bf16: 0); k_padded / group
+  int32_t group, groups;   // inputs per scale: 16 (k a multiple of 32), 32, 64, 128 (16 bits: 0); k_padded / group
   const uint8_t* lines;    // 64-byte aligned
   const uint16_t* scales;  // fp16 [tiles][groups][16]
   const uint8_t* zeros;    // [tiles][groups][16], kW4Zero
@@ -45,9 +47,11 @@ struct Matrix {
 };
 
 // Rows of activations prepared for a matmul. Row r lives in block r / 8; a block with m rows (8, or the rest in the
-// last one) holds [k / 4][m][4] int8 values (bf16: [k / 2][m][2]) and starts at value (r / 8) * 8 * k_padded.
+// last one) holds [k / 4][m][4] int8 values (bf16: [k / 2][m][2], f32: [k][m]) and starts at value (r / 8) * 8 *
+// k_padded.
 //   int8 planes: a = scale * (128 * hi + lo), scale = absmax / 16256, per row and group of `group` inputs
 //   bf16 planes: a = bf_hi + bf_lo, or a = bf_hi alone when bf_lo is null
+//   f32: as it is, for Fp16
 // Which planes are present follows from the weight kinds that will read them; absent ones are null.
 // A group of a row has a second plane, lo, when its absmax is more than `threshold` times its root mean square; else
 // its values are rounded to multiples of 128 * scale and its lo is 0 wherever there is one. This rule looks at nothing
@@ -63,6 +67,7 @@ struct Activations {
   float* sum;      // scale * sum(128 * hi + lo)
   int32_t* parts;  // sum(hi) in the upper 16 bits, sum(lo) in the lower
   uint16_t *bf_hi, *bf_lo;
+  float* f32;
 };
 
 // One layer's share of the paged cache. Keys and values are stored rotated (see `rotate` below) as whole numbers with
@@ -104,7 +109,7 @@ struct AttentionItem {
 };
 
 struct KernelTable {
-  const char* name;  // "portable", "avx2", "avx512"
+  const char* name;  // "portable", "avx2", "avx512", "neon"
 
   // out[r * ld_out + (tile - tile_begin) * 16 + c] for all rows of `a` and tiles [tile_begin, tile_end).
   // `scratch` is private to the calling thread, 64-byte aligned, matmul_scratch_bytes(k_padded) long.
@@ -154,5 +159,6 @@ struct KernelTable {
 const KernelTable& portable_table();
 const KernelTable& avx2_table();
 const KernelTable& avx512_table();
+const KernelTable& neon_table();
 
 }  // namespace lmdeploy

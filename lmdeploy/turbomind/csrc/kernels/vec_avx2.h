@@ -39,6 +39,7 @@ INLINE Vec load_half(const uint16_t* p) {
 INLINE __m256 bf16_half(__m128i halves) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
+INLINE float half_to_float(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
 INLINE Vec load_bf16(const uint16_t* p) {
   return {bf16_half(_mm_loadu_si128((const __m128i*)p)), bf16_half(_mm_loadu_si128((const __m128i*)p + 1))};
 }
@@ -203,8 +204,18 @@ INLINE void store_upper(__m256 a, __m256 b, uint32_t* out) {
   const __m256i x = _mm256_srli_epi32(_mm256_castps_si256(a), 16), y = _mm256_srli_epi32(_mm256_castps_si256(b), 16);
   _mm256_storeu_si256((__m256i*)out, _mm256_permute4x64_epi64(_mm256_packus_epi32(x, y), 0xd8));
 }
+INLINE void round_bf16(Vec v, uint32_t* words) { store_upper(to_bf16_half(v.a), to_bf16_half(v.b), words); }
 INLINE void split_bf16(Vec v, uint32_t* hi, uint32_t* lo) {
   const Vec high = {to_bf16_half(v.a), to_bf16_half(v.b)}, rest = sub(v, high);
   store_upper(high.a, high.b, hi);
   store_upper(to_bf16_half(rest.a), to_bf16_half(rest.b), lo);
+}
+
+constexpr int kDenseRows = 4, kDenseChains = 1;
+
+INLINE void load_bf16_pair(const uint8_t* line, Vec& even, Vec& odd) {
+  const __m256i a = _mm256_loadu_si256((const __m256i*)line), b = _mm256_loadu_si256((const __m256i*)line + 1);
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+  even = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+  odd = {_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper))};
 }

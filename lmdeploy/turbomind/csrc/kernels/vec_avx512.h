@@ -21,6 +21,7 @@ INLINE __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
 INLINE Vec load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
 INLINE void store_n(float* p, Vec v, int n) { _mm512_mask_storeu_ps(p, first(n), v); }
 INLINE Vec load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+INLINE float half_to_float(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
 INLINE Vec load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
@@ -124,10 +125,22 @@ INLINE void store_dwords(IntVec v, int8_t* out, int stride) {
 INLINE IntVec high_plane(IntVec v) { return _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(64)), 7); }
 INLINE IntVec low_plane(IntVec v, IntVec high) { return _mm512_sub_epi32(v, _mm512_slli_epi32(high, 7)); }
 
+// The nearest bfloat16 of 16 values, two in each of the 8 words.
+INLINE void round_bf16(Vec v, uint32_t* words) { _mm256_storeu_si256((__m256i*)words, (__m256i)_mm512_cvtneps_pbh(v)); }
 // Splits 16 values into bfloat16 planes hi + lo, two values in each of the 8 words.
 INLINE void split_bf16(Vec v, uint32_t* hi, uint32_t* lo) {
   const __m256i high = (__m256i)_mm512_cvtneps_pbh(v);
   const Vec rest = sub(v, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16)));
   _mm256_storeu_si256((__m256i*)hi, high);
   _mm256_storeu_si256((__m256i*)lo, (__m256i)_mm512_cvtneps_pbh(rest));
+}
+
+// Rows that share a weight in float products, and chains of sums for each.
+constexpr int kDenseRows = 8, kDenseChains = 2;
+
+// A line of bfloat16 weights, 16 channels x 2 inputs, as floats.
+INLINE void load_bf16_pair(const uint8_t* line, Vec& even, Vec& odd) {
+  const __m512i v = _mm512_loadu_si512(line);
+  even = _mm512_castsi512_ps(_mm512_slli_epi32(v, 16));
+  odd = _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
