@@ -26,7 +26,7 @@ from measure.machine import processor
 from measure.records import Key, Records
 from measure.report import write_into, write_report
 from measure.results import Results
-from measure.rows import ACCURACIES, CASES, MODELS, OURS, SIDES, Case, Side, cases_of
+from measure.rows import CASES, MODELS, OURS, SIDES, Case, Side, cases_of
 from measure.statistics import median
 from measure.targets import close_sides
 from measure.workers import Pool, Setup, WorkerError
@@ -181,6 +181,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lock", type=Path, help="file to lock during each turn, on a shared machine")
     parser.add_argument("--niceness", type=int, help="of a side during its turn, on a shared machine")
     parser.add_argument("--fresh", action="store_true", help="drop earlier results")
+    parser.add_argument("--note", default="", help="sentence for the head of the results")
     parser.add_argument("--docs", type=Path, help="Markdown page to write the results into")
     parser.add_argument("--report-only", action="store_true", help="write the tables of earlier results")
     return parser.parse_args()
@@ -197,7 +198,7 @@ def main() -> None:
         setup = read_setup(args.peers, args.model_dir)
         print(estimate(records, args, chosen_sides(args.sides, setup)), flush=True)
         head = {"processor": processor(), "threads": args.threads, "date": time.strftime("%Y-%m-%d %H:%M")}
-        records.add({"kind": "run", **head, "accuracies": ACCURACIES})
+        records.add({"kind": "run", **head, "note": args.note})
         Run(args, setup, records).all_rows()
         run_extras(args.extras, records, setup, args)
     text = write_report(records, args.out)

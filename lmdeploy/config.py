@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lmdeploy.errors import ConfigError, RequestError
+from lmdeploy.errors import ConfigError, RequestError, shorten
 from lmdeploy.field_checks import MOST, check_fields
 
 DEFAULT_MAX_BATCH_SIZE = 32
@@ -384,6 +384,7 @@ def _json_source(file_or_string: str | Path) -> tuple[str, str]:
     if text.lstrip().startswith("{"):
         return "text", text
     try:
-        return f"file {text}", Path(text).read_text(encoding="utf-8")
+        return f"file {text}", Path(text).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"chat template file {text} cannot be read: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"chat template file {shorten(text)} cannot be read: {reason}") from None

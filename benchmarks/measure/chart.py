@@ -32,7 +32,7 @@ def chart(results: Results) -> str:
     if rows:
         x = _LABEL + scale
         line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_HEAD}" y2="{y}" stroke="#444" stroke-dasharray="3 3"/>'
-        parts.append(line)
+        parts.insert(0, line)
     size = f'width="{_LABEL + _WIDTH + 60}" height="{y + 8}"'
     title = _text(
         8, 20, "Speed as a multiple of the fastest peer (dashed line), same run", weight="bold", size=13

@@ -6,6 +6,7 @@ import argparse
 import fcntl
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -29,6 +30,8 @@ EXTRAS = {
     "servers": "serve_streams.py --threads {threads} {llama_server}",
     "speculation": "speculative.py",
     "packing": "pack_weights.py",
+    "start": "start_time.py {converted}/135m {converted}/1b",
+    "long context": "long_context.py --threads {threads} --engine-tokens 131072",
     "gaps of a stream": "stream_gap.py",
 }
 _SHOWN = {  # in result tables, which hold no paths of the machine they come from
@@ -37,6 +40,7 @@ _SHOWN = {  # in result tables, which hold no paths of the machine they come fro
     "peers": "--peers PEERS",
     "llama_server": "--llama-server PATH --model 135m-q4_0.gguf",
     "threads": 2,
+    "converted": "CONVERTED",
 }
 _GEMM = ("qkv", "o", "gate_up", "down", "head")
 
@@ -53,16 +57,23 @@ def run_extras(names: list[str], records: Records, setup: Setup, args: argparse.
         shown = f"python benchmarks/{EXTRAS[name].format(**_SHOWN)}".strip()
         record = {"kind": "extra", "name": name, "command": shown, "at": time.time()}
         file.unlink(missing_ok=True)
-        record.update(_run(text.split(), args))
+        failed = _convert(setup, places["converted"]) if "{converted}" in EXTRAS[name] else ""
+        record.update({"error": failed, "seconds": 0.0} if failed else _run(text.split(), args))
         if file.exists():
             record["figures"] = json.loads(file.read_text())
         records.add(record)
         print(f"  {record.get('error') or 'done'}, {record['seconds']:.0f} s", flush=True)
 
 
-def _places(setup: Setup, args: argparse.Namespace) -> dict[str, object]:
+def _places(setup: Setup, args: argparse.Namespace) -> dict[str, Any]:
     """What the commands of EXTRAS name."""
-    places = {"models": setup.models, "threads": args.threads, "peers": "", "llama_server": ""}
+    places: dict[str, Any] = {
+        "models": setup.models,
+        "threads": args.threads,
+        "peers": "",
+        "llama_server": "",
+    }
+    places["converted"] = args.out / "converted"
     if args.peers is not None and args.peers.exists():
         places["peers"] = f"--peers {args.peers}"
     if "llama.cpp" in setup.peers:
@@ -70,6 +81,19 @@ def _places(setup: Setup, args: argparse.Namespace) -> dict[str, object]:
         binary = Path(setup.peers["llama.cpp"]["bin"]) / "llama-server"
         places["llama_server"] = f"--llama-server {binary} --model {model}"
     return places
+
+
+def _convert(setup: Setup, out: Path) -> str:
+    """Converted directories of today's layout; the error where that fails."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    for model in ("135m", "1b"):
+        source = setup.models / f"{model}-q4_0"
+        command = [sys.executable, "-m", "lmdeploy", "convert", str(source), str(out / model)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            return (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return ""
 
 
 def _run(command: list[str], args: argparse.Namespace) -> Record:

@@ -55,7 +55,9 @@ def _head(records: Records, results: Results) -> str:
     lines = []
     if runs:
         last = runs[-1]
-        lines.append(f"{last['date']}, {last['processor']}, {last['threads']} threads.")
+        lines.append(
+            f"{last['date']}, {last['processor']}, {last['threads']} threads. {last.get('note', '')}".rstrip()
+        )
     if ours:
         read, peak, wide = (
             median([r[name] for r in ours]) / 1e9 for name in ("read", "int8_peak", "float_peak")
@@ -86,9 +88,9 @@ def _has(results: Results, model: str) -> bool:
 def _target_table(found: list[Target]) -> str:
     lines = ["| target | bound | measured (90 % interval) | |", "|---|---|---|---|"]
     for t in found:
-        value = "" if t.value is None else f"{t.value:.3f}"
+        value = "" if t.value is None else f"{t.value:.3g}"
         if t.interval is not None:
-            value += f" ({t.interval[0]:.3f} to {t.interval[1]:.3f})"
+            value += f" ({t.interval[0]:.3g} to {t.interval[1]:.3g})"
         lines.append(f"| {t.what} | {'>=' if t.at_least else '<='} {t.bound} | {value} | {t.verdict} |")
     return "\n".join(lines)
 

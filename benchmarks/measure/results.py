@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from measure.records import Record, Records
-from measure.rows import ACCURACIES, CASES, MODELS, OURS, Case
+from measure.rows import ACCURACIES, CASES, MODELS, OURS, SIDES, Case
 from measure.statistics import interval, median, spread
 
 
@@ -52,7 +52,10 @@ class Results:
         return [(m, CASES[c]) for m in MODELS for c in CASES if (m, c) in there]
 
     def sides(self, model: str, case: Case) -> list[str]:
-        return [side for m, c, side in self.turns if (m, c) == (model, case.name)]
+        """Ours first, then the peers, in their usual order."""
+        order = {side.name: place for place, side in enumerate(SIDES)}
+        there = [side for m, c, side in self.turns if (m, c) == (model, case.name)]
+        return sorted(there, key=lambda side: order.get(side, len(order)))
 
     def figure(self, model: str, case: Case, side: str) -> Figure | None:
         turns = self.turns.get((model, case.name, side))

@@ -31,7 +31,8 @@ class Target:
 def _of(what: str, bound: float, ratio: Ratio | None, at_least: bool = True) -> Target:
     if ratio is None:
         return Target(what, bound, at_least, None)
-    return Target(what, bound, at_least, ratio.value, (ratio.low, ratio.high))
+    bounds = (ratio.low, ratio.high) if ratio.pairs > 1 else None
+    return Target(what, bound, at_least, ratio.value, bounds)
 
 
 def close_sides(results: Results, model: str, case: Case) -> list[str]:

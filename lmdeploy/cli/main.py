@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from lmdeploy import __version__
 from lmdeploy.cli import chat, check_env, convert, serve
 from lmdeploy.cli.flags import normalise
-from lmdeploy.errors import ConfigError, LMDeployError
+from lmdeploy.errors import ConfigError, LMDeployError, shorten
 
 _COMMANDS = {
     "chat": chat,
@@ -87,7 +87,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         _forget_output()
         closed = error.errno == errno.EBADF
-        return _complain("standard output is closed" if closed else str(error), 1)
+        return _complain("standard output is closed" if closed else _system_words(error), 1)
+
+
+def _system_words(error: OSError) -> str:
+    """Without the number; with the name of a file where there is one."""
+    what = error.strerror or str(error)
+    return what if error.filename is None else f"{shorten(str(error.filename))}: {what}"
 
 
 def _flushed(argv: list[str]) -> int:

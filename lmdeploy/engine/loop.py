@@ -173,7 +173,8 @@ class Engine:
         if seq.request.max_new_tokens == 0:  # the prompt was only to be scored
             event.finish_reason = "length"
         else:
-            drafts = seq.tokens[seq.length : seq.length + len(drawn) - 1].tolist()
+            guessed = len(drawn) - 1
+            drafts = seq.tokens[seq.length : seq.length + guessed].tolist() if guessed else []
             self._append(seq, result, drawn[0], event)
             if drafts:
                 self._accept_drafts(seq, drafts, result, drawn[1:], event)

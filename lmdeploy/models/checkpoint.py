@@ -72,6 +72,9 @@ class Store(Protocol):
     def names(self) -> Iterable[str]: ...
     def info(self, name: str) -> TensorInfo: ...
     def read(self, name: str) -> Tensor: ...
+    def groups(self, name: str) -> npt.NDArray[np.integer]:
+        """The group of each input, of a tensor whose header says that it is ordered."""
+
     def stored_matrix(self, name: str) -> StoredMatrix | None: ...
     def release(self, name: str) -> None: ...
     def close(self) -> None: ...
@@ -107,6 +110,9 @@ class GGUFStore:
 
     def read(self, name: str) -> Tensor:
         return self._file.read(name)
+
+    def groups(self, name: str) -> npt.NDArray[np.integer]:
+        raise KeyError(name)
 
     def stored_matrix(self, name: str) -> StoredMatrix | None:
         return self._file.stored(name)
@@ -168,6 +174,18 @@ class Checkpoint:
         shape = (_row_count(rows, info.shape[0]), *info.shape[1:])
         share = info.file_bytes * shape[0] // info.shape[0]
         return replace(info, shape=shape, file_bytes=share)
+
+    def stored_name(self, name: str) -> str:
+        """What the files call a tensor."""
+        return self._sources[name][0]
+
+    def called(self, name: str) -> str:
+        """A tensor and where it is, for messages."""
+        return f"{self.source}: tensor {self.stored_name(name)!r}"
+
+    def groups(self, name: str) -> npt.NDArray[np.integer]:
+        """The group of each input [K], for a tensor that `info` calls ordered; reads nothing else of it."""
+        return self._store.groups(self._sources[name][0])
 
     def read(self, name: str) -> Tensor:
         """The values, exactly as stored; ModelError when one is not finite. Float arrays may be read-only

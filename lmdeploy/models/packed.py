@@ -2,8 +2,8 @@
 
     packed.json     what the model is, which files it was made from, a checksum of every piece of packed.bin
     packed.bin      weights as the native engine holds them in memory
-    the rest        tokenizer, chat template and generation config, as beside the model; metadata.gguf holds
-                    those of a GGUF file
+    the rest        tokenizer, chat template and generation config, as beside the model; those in a GGUF file
+                    become such files
 
 Owns packed.json and the check that the folder is whole and no older than its source. Knows no layout:
 `layout` is a name that the executor compares with its own.
@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import Checkpoint, Source, TensorInfo
@@ -26,7 +29,7 @@ from lmdeploy.models.files import is_there, read_json
 from lmdeploy.models.spec import ModelSpec
 from lmdeploy.quant.tensors import StoredMatrix, Tensor
 
-MANIFEST, WEIGHTS, METADATA = "packed.json", "packed.bin", "metadata.gguf"
+MANIFEST, WEIGHTS = "packed.json", "packed.bin"
 FORM = 1  # of packed.json
 PIECE = 4 << 20  # bytes of packed.bin with one checksum
 _AGAIN = "convert the model again: lmdeploy convert MODEL DIR --force"
@@ -60,7 +63,7 @@ class Packed:
 
 def is_packed(path: str | Path) -> bool:
     """Whether a path is a folder in packed form, sound or not."""
-    return (Path(path) / MANIFEST).is_file() or (Path(path) / WEIGHTS).is_file()
+    return any(os.path.isfile(Path(path) / name) for name in (MANIFEST, WEIGHTS))
 
 
 def open_packed(path: str | Path, model_format: str | None) -> Checkpoint:
@@ -181,6 +184,9 @@ class PackedStore:
             f"{self.source}: holds weights packed for the native engine only; give the model it was made from"
             f" ({Path(self._packed.sources[0].path).parent})."
         )
+
+    def groups(self, name: str) -> npt.NDArray[np.integer]:
+        raise KeyError(name)
 
     def stored_matrix(self, name: str) -> StoredMatrix | None:
         return None

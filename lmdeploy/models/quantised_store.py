@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
+
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import TensorInfo
 from lmdeploy.models.formats.module import Module, Scheme
@@ -23,7 +26,8 @@ class QuantisedStore:
         self._store, self._scheme, self.source = store, scheme, store.source
         self.notes, self.model_format, self.files = scheme.notes, scheme.name, store.files
         present = set(store.names())
-        names = {name.rpartition(".")[0] for name in present if name.rpartition(".")[2] in scheme.marks}
+        marked = (name.rpartition(".") for name in present)
+        names = sorted({stem for stem, _, last in marked if last in scheme.marks})
         if not names:
             raise ModelError(
                 f"{self.source}: config.json declares {scheme.name!r} weights, but no tensor ends in"
@@ -36,6 +40,11 @@ class QuantisedStore:
 
     def _module(self, name: str, present: set[str]) -> Module:
         parts = [part for part in self._scheme.parts if f"{name}.{part}" in present]
+        if f"{name}.weight" in present and "weight" not in parts:
+            raise ModelError(
+                f"{self.source}: tensor '{name}.weight' is there beside '{name}.{parts[0]}', which stands for"
+                " the same matrix; only one of them can be meant."
+            )
         return Module(self.source, name, {part: self._store.header(f"{name}.{part}") for part in parts})
 
     def _info(self, module: Module) -> TensorInfo:
@@ -55,6 +64,12 @@ class QuantisedStore:
             return self._store.read(name)
         parts = {part: self._store.stored(f"{module.name}.{part}") for part in module.headers}
         return self._scheme.read(module, parts)
+
+    def groups(self, name: str) -> npt.NDArray[np.integer]:
+        groups: npt.NDArray[np.integer] = self._store.stored(
+            f"{self._modules[name].name}.{self._scheme.order_part}"
+        )
+        return groups
 
     def stored_matrix(self, name: str) -> StoredMatrix | None:
         module = self._modules.get(name)

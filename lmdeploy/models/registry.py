@@ -29,7 +29,7 @@ from lmdeploy.models.families import (
     seed_oss,
     smollm3,
 )
-from lmdeploy.models.families.base import Family
+from lmdeploy.models.families.base import GGUF_FREQUENCIES, Family
 from lmdeploy.models.families.names import text_part
 from lmdeploy.models.fields import Fields, shown
 from lmdeploy.models.files import ModelFiles, is_there, locate, read_json
@@ -40,6 +40,7 @@ from lmdeploy.models.packed import is_packed, open_packed, read_packed
 from lmdeploy.models.quantised_store import QuantisedStore
 from lmdeploy.models.safetensors_dir import SafetensorsStore
 from lmdeploy.models.spec import ModelSpec
+from lmdeploy.models.tied import untied
 
 FAMILIES: tuple[Family, ...] = (
     gemma.FAMILY,
@@ -60,9 +61,6 @@ FAMILIES: tuple[Family, ...] = (
     smollm3.FAMILY,
 )
 READABLE_FORMATS = ("hf", "gguf", *QUANTISED_FORMATS)
-
-# Read by the families as part of the description.
-_GGUF_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
 _BY_HF = {name: family for family in FAMILIES for name in family.hf_architectures}
 _BY_WHOLE = {name: family for family in FAMILIES for name in family.hf_text_parts}
@@ -91,25 +89,40 @@ def open_checkpoint(path: str | Path, model_format: str | None = None) -> Checkp
         return open_packed(path, model_format)
     files = locate(path)
     if files.format == "hf":
-        family, spec, scheme, whole = _hf_spec(files)
-        _check_format(files, model_format, scheme.name if scheme else "hf")
-        plain = SafetensorsStore(files.path)
-        store: Store = plain if scheme is None else QuantisedStore(plain, scheme)
-        if whole is None:
-            return Checkpoint(spec, store, family.hf_names, _ignored_hf(spec))
-        note = f"only the language model of {whole} is read: texts, no images"
-        table, ignored = text_part(family.hf_names, store.names(), _ignored_hf(spec))
-        return Checkpoint(spec, store, table, ignored, (note,))
+        return _open_hf(files, model_format)
     _check_format(files, model_format, "gguf")
     file = GGUFFile(files.path)
     family, spec = _gguf_spec(file)
-    return Checkpoint(spec, GGUFStore(file), family.gguf_names or {}, _GGUF_ROPE_TENSORS.__contains__)
+    return Checkpoint(spec, GGUFStore(file), family.gguf_names or {}, _ignored_gguf(spec))
 
 
-def _ignored_hf(spec: ModelSpec) -> Callable[[str], bool]:
-    return lambda name: (
-        name.endswith("rotary_emb.inv_freq") or (spec.tie_embeddings and name == "lm_head.weight")
-    )
+def _open_hf(files: ModelFiles, model_format: str | None) -> Checkpoint:
+    family, spec, scheme, whole = _hf_spec(files)
+    _check_format(files, model_format, scheme.name if scheme else "hf")
+    plain = SafetensorsStore(files.path)
+    store: Store = plain if scheme is None else QuantisedStore(plain, scheme)
+    table, notes = family.hf_names, tuple[str, ...]()
+    ignored: Callable[[str], bool] = _ignored_hf
+    if whole is not None:
+        notes = (f"only the language model of {whole} is read: texts, no images",)
+        table, ignored = text_part(table, store.names(), ignored)
+    spec, more = untied(spec, store, table)
+    head = table["lm_head.weight"].name if spec.tie_embeddings else None
+    return Checkpoint(spec, store, table, lambda name: ignored(name) or name == head, (*notes, *more))
+
+
+def _ignored_gguf(spec: ModelSpec) -> Callable[[str], bool]:
+    """Tensors that the family has read as part of the description."""
+    kinds = {layer.attention.rope.kind for layer in spec.layers if layer.attention.rope is not None}
+    of_kind = {
+        "llama3": {GGUF_FREQUENCIES},
+        "longrope": {"rope_factors_short.weight", "rope_factors_long.weight"},
+    }
+    return set[str]().union(*(of_kind.get(kind, ()) for kind in kinds)).__contains__
+
+
+def _ignored_hf(name: str) -> bool:
+    return name.endswith("rotary_emb.inv_freq")
 
 
 def _check_format(files: ModelFiles, model_format: str | None, found: str) -> None:
@@ -121,8 +134,10 @@ def _check_format(files: ModelFiles, model_format: str | None, found: str) -> No
             f"{files.path}: model_format {model_format!r} cannot be read (readable: {readable}); the"
             f" files are {found!r}."
         )
+    beside = sorted(files.path.glob("*.gguf")) if model_format == "gguf" else []
+    remedy = f"give the path of {beside[0].name}" if beside else "leave it out"
     raise ModelError(
-        f"{files.path}: model_format is {model_format!r}, but the files are {found!r}; leave it out."
+        f"{files.path}: model_format is {model_format!r}, but the files are {found!r}; {remedy}."
     )
 
 
@@ -130,18 +145,41 @@ def _hf_spec(files: ModelFiles) -> tuple[Family, ModelSpec, Scheme | None, str |
     """Family, spec, number format, and the architecture of the whole where that is more than a text model."""
     config = read_json(files.path / "config.json")
     source = str(files.path / "config.json")
-    architectures = config.get("architectures")
-    name = architectures[0] if isinstance(architectures, list) and architectures else None
-    if not isinstance(name, str) or name not in _BY_HF | _BY_WHOLE:
-        raise _unsupported(source, name, _BY_HF | _BY_WHOLE)
     fields = Fields(config, source)
+    name = _architecture(fields)
     whole = name if name in _BY_WHOLE else None
     if whole is not None:
         fields = _text_config(fields, name)
     family = (_BY_HF | _BY_WHOLE)[name]
+    _check_model_type(fields, family, name)
     spec = family.from_hf(fields)
     fields.refuse_unread()
     return family, spec, _scheme(files, config, source), whole
+
+
+def _architecture(fields: Fields) -> str:
+    """The first of `architectures`; ModelError when no family answers to it."""
+    names, known = fields.get("architectures"), _BY_HF | _BY_WHOLE
+    if names is not None and not isinstance(names, list):
+        raise fields.fail("architectures", f"is {shown(names)}; a list of names is expected")
+    name = names[0] if names else None
+    if isinstance(name, str) and name in known:
+        return name
+    error = _unsupported(fields.source, name, known)
+    if not isinstance(fields.get("text_config"), dict):
+        raise error
+    whole = ", ".join(sorted(_BY_WHOLE))
+    raise ModelError(
+        f"{error.message} The language model that text_config describes is read as a part of {whole} only."
+    )
+
+
+def _check_model_type(fields: Fields, family: Family, name: str) -> None:
+    """transformers goes by model_type: it must not mean another family. Names of no family say nothing."""
+    kind = fields.get("model_type")
+    kind = kind.removesuffix("_text") if isinstance(kind, str) else kind
+    if kind != family.name and any(kind == other.name for other in FAMILIES):
+        raise fields.fail("model_type", f"is {shown(kind)}, but architectures says {name!r}; one is wrong")
 
 
 def _scheme(files: ModelFiles, config: dict[str, Any], source: str) -> Scheme | None:

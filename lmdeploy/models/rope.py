@@ -6,7 +6,6 @@ Knows no family and no executor; executors take the frequencies from here, so th
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,42 +22,92 @@ def rope_from_hf(
     longest: int,
     *,
     theta: float = 10000.0,
-    partial: float = 1.0,
+    partial: float | None = None,
     layer_type: str | None = None,
 ) -> RopeSpec:
     """From `rope_parameters`, or from `rope_theta` and `rope_scaling` as older files write it.
 
-    longest: the model's own longest sequence. theta, partial: its values where the file gives none.
-    layer_type: the entry to take when `rope_parameters` holds one for each type of layer. ModelError names
-    the kind when it is not one of `SUPPORTED`.
+    Where both are there, `rope_scaling` is followed if it only adds to a plain rotation, and refused if the
+    two differ otherwise. longest: the model's own longest sequence. theta, partial: the architecture's values
+    where the file gives none; without `partial`, heads are turned whole and a file that says otherwise is
+    refused. layer_type: the entry to take when `rope_parameters` holds one for each type of layer. ModelError
+    names the kind when it is not one of `SUPPORTED`.
     """
-    key = "rope_parameters" if config.table("rope_parameters") is not None else "rope_scaling"
-    values: dict[str, Any] = config.table(key) or {}
-    if layer_type is not None and isinstance(values.get(layer_type), dict):
-        values = values[layer_type]
-    fields = Fields(values, f"{config.source}: {key}")
-    kind = fields.get("rope_type") or fields.get("type") or "default"
-    # Files of the first Phi-3 models call longrope "su" or "yarn"; the two lists of factors tell.
-    if kind in ("su", "yarn") and fields.get("long_factor") is not None:
-        kind = "longrope"
-    if kind not in SUPPORTED:
+    found = {key: config.table(key) or {} for key in ("rope_parameters", "rope_scaling")}
+    own = found["rope_parameters"].get(layer_type or "")
+    if isinstance(own, dict):
+        # What stands beside a table of layer types was always meant for those without a window.
+        beside = found["rope_scaling"] if layer_type == "full_attention" else {}
+        found = {"rope_parameters": own, "rope_scaling": {**own, **beside} if beside else {}}
+    tables = {key: values for key, values in found.items() if values} or {"rope_parameters": {}}
+    first, *others = [
+        _rope(config, Fields(values, f"{config.source}: {key}"), key, head_dim, longest, theta, partial)
+        for key, values in tables.items()
+    ]
+    if not others or first == others[0]:
+        return first
+    if first != RopeSpec(others[0].theta, others[0].rotary_dim):
         raise config.fail(
-            key, f"is of kind {shown(kind)}, which is not supported (supported: {', '.join(SUPPORTED)})"
+            "rope_scaling", "and rope_parameters describe different rotations; keep one, with its rope_theta"
         )
+    return others[0]
+
+
+def _rope(
+    config: Fields,
+    fields: Fields,
+    key: str,
+    head_dim: int,
+    longest: int,
+    theta: float,
+    partial: float | None,
+) -> RopeSpec:
+    """The rotation that one object describes; `key` is its name."""
+    kind = _kind(config, fields, key)
     theta = fields.number("rope_theta", config.number("rope_theta", theta))
     if theta <= 1.0:
         raise config.fail("rope_theta", f"is {theta}; a number above 1 is expected")
-    share = fields.number("partial_rotary_factor", config.number("partial_rotary_factor", partial))
-    rotary_dim = int(head_dim * share)
-    if share > 1.0 or rotary_dim % 2 or rotary_dim < 2:
-        raise config.fail(
-            "partial_rotary_factor", f"is {share}: an even number of at most {head_dim} values must be turned"
-        )
+    rotary_dim = head_dim if partial is None else _turned(config, fields, head_dim, partial)
     fields.refuse_unread()
     rope = _READERS[kind](config, fields, RopeSpec(theta, rotary_dim), longest)
     if not usable(rope):
         raise config.fail(key, "does not give finite frequencies")
     return rope
+
+
+def _kind(config: Fields, fields: Fields, key: str) -> RopeKind:
+    given = {name: value for name, value in fields.peek().items() if value is not None}
+    for name, value in given.items():
+        if isinstance(value, dict):
+            raise fields.fail(name, "describes one type of layer, which is not supported for this model")
+    kind = fields.get("rope_type") or fields.get("type")
+    if kind is None or kind == "":
+        # Without such a key, what else is there means nothing to transformers either.
+        named = not (fields.absent("rope_type") and fields.absent("type"))
+        rest = given.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+        if named and rest:
+            raise fields.fail("rope_type", f"names no kind of scaling, although {min(rest)} is given")
+        return "default"
+    # Files of the first Phi-3 models call longrope "su" or "yarn"; the two lists of factors tell.
+    if kind in ("su", "yarn") and fields.get("long_factor") is not None:
+        return "longrope"
+    for known in SUPPORTED:
+        if kind == known:
+            return known
+    raise config.fail(
+        key, f"is of kind {shown(kind)}, which is not supported (supported: {', '.join(SUPPORTED)})"
+    )
+
+
+def _turned(config: Fields, fields: Fields, head_dim: int, partial: float) -> int:
+    """Values of each head that are turned."""
+    share = fields.number("partial_rotary_factor", config.number("partial_rotary_factor", partial))
+    turned = int(head_dim * share)
+    if share > 1.0 or turned % 2 or turned < 2:
+        raise config.fail(
+            "partial_rotary_factor", f"is {share}: an even number of at most {head_dim} values must be turned"
+        )
+    return turned
 
 
 def usable(rope: RopeSpec) -> bool:
@@ -67,6 +116,12 @@ def usable(rope: RopeSpec) -> bool:
         return bool(np.isfinite(inverse_frequencies(rope)).all())
     except (ArithmeticError, ValueError):
         return False
+
+
+def _original(config: Fields, fields: Fields, default: int | None = None) -> int:
+    """The longest sequence before scaling. That beside the object wins where there are both."""
+    key = "original_max_position_embeddings"
+    return (fields if config.get(key) is None else config).integer(key, default)
 
 
 def _default(config: Fields, fields: Fields, plain: RopeSpec, longest: int) -> RopeSpec:
@@ -92,13 +147,12 @@ def _llama3(config: Fields, fields: Fields, plain: RopeSpec, longest: int) -> Ro
     low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
     if high <= low:
         raise fields.fail("high_freq_factor", f"is {high}; it must be above low_freq_factor, {low}")
-    factor, original = fields.number("factor"), fields.integer("original_max_position_embeddings")
+    factor, original = fields.number("factor"), _original(config, fields)
     return RopeSpec(plain.theta, plain.rotary_dim, "llama3", factor, low, high, original)
 
 
 def _yarn(config: Fields, fields: Fields, plain: RopeSpec, longest: int) -> RopeSpec:
-    original = fields.integer("original_max_position_embeddings", longest)
-    factor = fields.number("factor", longest / original)
+    original, factor = _original(config, fields, longest), fields.number("factor")
     return RopeSpec(
         plain.theta,
         plain.rotary_dim,
@@ -127,8 +181,7 @@ def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
 
 
 def _longrope(config: Fields, fields: Fields, plain: RopeSpec, longest: int) -> RopeSpec:
-    beside = config.get("original_max_position_embeddings") is not None  # it wins where there are both
-    original = (config if beside else fields).integer("original_max_position_embeddings", longest)
+    original = _original(config, fields, longest)
     factor = fields.number("factor", longest / original)
     pairs = plain.rotary_dim // 2
     return RopeSpec(

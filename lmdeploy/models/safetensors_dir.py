@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import TensorInfo
-from lmdeploy.models.files import is_there, read_json
+from lmdeploy.models.files import check_readable, is_there, read_json
 from lmdeploy.models.formats.gguf_blocks import TensorKind
 from lmdeploy.models.formats.module import Header
 from lmdeploy.models.gguf import release_pages
@@ -81,6 +81,7 @@ class SafetensorsStore:
     def _open(self, shard: Path, expected: set[str] | None) -> None:
         if not is_there(shard):
             raise ModelError(f"{shard}: a weight file that {_INDEX} names is missing; fetch the model again.")
+        check_readable(shard)
         try:
             handle: Any = safe_open(str(shard), framework="np")  # checks the header
             with shard.open("rb") as file:
@@ -94,7 +95,7 @@ class SafetensorsStore:
         table = json.loads(mapped[8 : 8 + length])
         for name in sorted((expected or names) - names):
             raise ModelError(f"{shard}: tensor {name!r} is missing, although {_INDEX} places it there.")
-        for name in names:
+        for name in sorted(names):
             if name in self._places:
                 raise ModelError(f"{shard}: tensor {name!r} occurs in a second weight file too.")
             begin, end = table[name]["data_offsets"]
@@ -116,6 +117,9 @@ class SafetensorsStore:
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self.stored(name)
         return tensor
+
+    def groups(self, name: str) -> npt.NDArray[np.integer]:
+        raise KeyError(name)
 
     def stored(self, name: str) -> npt.NDArray[Any]:
         """The values of a tensor of any type that NumPy or ml_dtypes has: a read-only view of the file."""

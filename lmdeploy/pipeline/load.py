@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from lmdeploy.errors import ConfigError
 from lmdeploy.logging import get_logger, set_up
 from lmdeploy.pipeline.api import Pipeline
 from lmdeploy.runtime.build import build_engine
-from lmdeploy.runtime.generate import load_frontend
+from lmdeploy.runtime.generate import Frontend, load_frontend
 from lmdeploy.runtime.resolve import RuntimeConfig, plan_table, resolve
 from lmdeploy.speculative import SpeculativeConfig, speculative_options
 
@@ -30,7 +31,7 @@ def pipeline(
     """Load a model (directory, GGUF file or hub id) into this process.
 
     backend_config: TurbomindEngineConfig or PytorchEngineConfig takes that engine, None the better fit. Which
-    one and why is logged with the memory plan at INFO, what limits it unexpectedly at WARNING.
+    one and why is logged at WARNING, the memory plan at INFO, what limits it unexpectedly at WARNING.
     speculative_config: a SpeculativeConfig or a dictionary of its fields turns speculative decoding on.
     `trust_remote_code` may be given and changes nothing: code from a model is never run. Raises ConfigError,
     ModelError and CapacityError, each one line.
@@ -46,7 +47,7 @@ def pipeline(
     speculative = speculative_options(speculative_config)
     config = resolve(model_path, backend_config, speculative=speculative)
     get_logger().info("%s", plan_table(config))
-    if backend_config is None and config.backend != "turbomind":
+    if backend_config is None or type(backend_config) is EngineConfig:  # nobody has said which
         get_logger().warning("engine: %s", config.engine)
     for caution in config.cautions:
         get_logger().warning("%s", caution)
@@ -55,13 +56,20 @@ def pipeline(
 
 def load(config: RuntimeConfig, chat_template: ChatTemplateConfig | str | Path | None = None) -> Pipeline:
     """The second half of `pipeline()`: read tokenizer and weights of what was resolved."""
-    frontend = load_frontend(
-        Path(config.model_path),
-        session_len=config.session_len,
-        vocab_size=config.vocab_size,
-        chat_template=chat_template,
-    )
-    return Pipeline(build_engine(config), frontend)
+
+    def read_text_side() -> Frontend:
+        return load_frontend(
+            Path(config.model_path),
+            session_len=config.session_len,
+            vocab_size=config.vocab_size,
+            chat_template=chat_template,
+        )
+
+    # Reading weights leaves the interpreter free.
+    with ThreadPoolExecutor(1) as beside:
+        frontend = beside.submit(read_text_side)
+        engine = build_engine(config)
+        return Pipeline(engine, frontend.result())
 
 
 def _refuse(unknown: Mapping[str, Any], domains: object) -> None:

@@ -31,14 +31,16 @@ def build_engine(config: RuntimeConfig) -> Engine:
             f"the system did not give the planned {size(config.plan.total)}: other programs took memory "
             "since the plan was made; free some, or lower cache_max_entry_count"
         ) from None
-    step_cost = measure_step_cost(executor)
+    # What one sequence's steps cost decides nothing where no other can wait beside it.
+    alone = config.max_batch_size == 1 and proposer is None
+    step_cost = None if alone else measure_step_cost(executor)
     options = EngineOptions(
         max_batch_size=config.max_batch_size,
         max_prefill_token_num=config.max_prefill_token_num,
         enable_prefix_caching=config.enable_prefix_caching,
         step_cost=step_cost,
     )
-    if config.speculative is None or proposer is None:
+    if config.speculative is None or proposer is None or step_cost is None:
         return Engine(executor, options)
     policy = AdaptivePolicy(proposer.num_kinds, config.speculative.most, step_cost)
     return Engine(executor, options, Speculation(proposer, policy, time.perf_counter))

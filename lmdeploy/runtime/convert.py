@@ -20,12 +20,13 @@ from lmdeploy.config import TurbomindEngineConfig
 from lmdeploy.errors import CapacityError, ConfigError
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.files import locate
-from lmdeploy.models.gguf import GGUFFile
-from lmdeploy.models.packed import FORM, METADATA, Packed, is_packed, source_file, write_packed
+from lmdeploy.models.packed import FORM, Packed, is_packed, source_file, write_packed
 from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.runtime.loading import Loading
 from lmdeploy.runtime.machine import Machine, read_machine
 from lmdeploy.runtime.memory_plan import PROCESS_BYTES, size
+from lmdeploy.text.chat_template import own_templates
+from lmdeploy.text.sources import read_source, write_as_files
 from lmdeploy.turbomind.layout import ModelLayout, model_layout
 
 _TEXT_SUFFIXES = {".json", ".jinja", ".model", ".txt", ".tiktoken"}
@@ -155,20 +156,17 @@ def _write(path: Path, checkpoint: Checkpoint, layout: ModelLayout, partial: Pat
     for source, target in _texts(path):
         (partial / target).parent.mkdir(exist_ok=True)
         shutil.copyfile(source, partial / target)
-    files = locate(path)
-    if files.format == "gguf":
-        file = GGUFFile(files.path)
-        (partial / METADATA).write_bytes(file.metadata_only())
-        file.close()
+    if locate(path).format == "gguf":
+        write_as_files(read_source(path), own_templates(path), partial)
     write_packed(partial, packed)
 
 
 def _texts(path: Path) -> list[tuple[Path, Path]]:
     """Everything beside the weights that says how to use them: (file, its place in the folder)."""
-    if path.is_file():
-        beside = [path.parent / "generation_config.json"]
+    folder = path if path.is_dir() else path.parent
+    if locate(path).format == "gguf":
+        beside = [folder / "generation_config.json"]  # all else is in the file
     else:
-        beside = [*sorted(path.iterdir()), *sorted((path / _TEMPLATES).glob("*.jinja"))]
+        beside = [*sorted(folder.iterdir()), *sorted((folder / _TEMPLATES).glob("*.jinja"))]
     wanted = [f for f in beside if f.suffix in _TEXT_SUFFIXES and not f.name.endswith(".index.json")]
-    folder = path.parent if path.is_file() else path
     return [(file, file.relative_to(folder)) for file in wanted if file.is_file()]

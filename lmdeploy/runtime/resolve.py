@@ -10,12 +10,14 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from lmdeploy import env
 from lmdeploy.config import DEFAULT_MAX_BATCH_SIZE, NATIVE_DTYPES, EngineConfig, TurbomindEngineConfig
 from lmdeploy.engine.executor import Limits
 from lmdeploy.errors import CapacityError, ConfigError, ModelError
 from lmdeploy.models.checkpoint import Checkpoint
-from lmdeploy.models.hub import resolve_model_path
+from lmdeploy.models.hub import model_name, resolve_model_path
 from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.models.spec import ModelSpec
 from lmdeploy.pytorch.plan import torch_plan
@@ -144,6 +146,7 @@ def _resolve(
         kv_bits=config.quant_policy or 16,
     )
     plan, limits = _plan(checkpoint, guesses.draft, config, limits, machine, choice, server)
+    kernels = choose_kernels() if choice.backend == "turbomind" else ""
     return RuntimeConfig(
         model=model,
         model_path=str(path),
@@ -153,7 +156,7 @@ def _resolve(
         model_len=spec.max_position,
         max_prefill_token_num=config.max_prefill_token_num,
         limits=limits,
-        kernels=choose_kernels() if choice.backend == "turbomind" else "",
+        kernels=kernels,
         backend=choice.backend,
         device=choice.device,
         dtype=_dtype(config, choice),
@@ -162,7 +165,7 @@ def _resolve(
         enable_prefix_caching=config.enable_prefix_caching,
         speculative=guesses.config,
         plan=plan,
-        notes=(*checkpoint.notes, *_notes(config, plan, spec)),
+        notes=(*checkpoint.notes, *_notes(config, plan, spec), *_native_notes(kernels, machine)),
         cautions=_cautions(config, plan, spec, limits.num_threads, machine, choice),
     )
 
@@ -183,12 +186,29 @@ def _native_refusal(checkpoint: Checkpoint, dtype: str) -> str | None:
         return f"dtype={dtype} is not supported by the native engine (supported: {', '.join(NATIVE_DTYPES)})"
     try:
         kernel_sets()
-        model_layout(checkpoint.spec, {name: checkpoint.info(name) for name in checkpoint.names()})
+        layout = model_layout(checkpoint.spec, {name: checkpoint.info(name) for name in checkpoint.names()})
     except ImportError as error:
         return f"the native engine does not load: {error}"
     except ModelError as error:
-        return error.message
+        return _in_words_of_the_file(error.message, checkpoint)
+    for first, *others in layout.ordered_together() if checkpoint.packed is None else ():
+        groups = checkpoint.groups(first)
+        for other in others:
+            if not np.array_equal(groups, checkpoint.groups(other)):
+                return _in_words_of_the_file(
+                    f"tensors {first!r} and {other!r} list the same inputs in different orders (act-order),"
+                    " which the native engine cannot compute together",
+                    checkpoint,
+                )
     return None
+
+
+def _in_words_of_the_file(message: str, checkpoint: Checkpoint) -> str:
+    """The same with the names that the files have for the tensors in it, and where these are."""
+    named = [name for name in checkpoint.names() if repr(name) in message]
+    for name in named:
+        message = message.replace(repr(name), repr(checkpoint.stored_name(name)))
+    return f"{checkpoint.source}: {message}" if named else message
 
 
 def _plan(
@@ -275,6 +295,19 @@ def _needs(checkpoint: Checkpoint, config: EngineConfig, limits: Limits, choice:
     )
 
 
+def _native_notes(kernels: str, machine: Machine) -> list[str]:
+    """What makes the native engine slower here than it need be; `kernels` is "" for another engine."""
+    notes = []
+    if kernels == "portable":
+        notes.append("the portable kernels compute, which are slow: AVX2 is missing or was turned off")
+    if kernels and machine.huge_pages.transparent in ("never", "absent"):
+        notes.append(
+            "memory comes in small pages, which is slower: transparent huge pages are"
+            f" {machine.huge_pages.transparent} (/sys/kernel/mm/transparent_hugepage/enabled)"
+        )
+    return notes
+
+
 def _notes(config: EngineConfig, plan: MemoryPlan, spec: ModelSpec) -> tuple[str, ...]:
     notes = []
     if config.session_len is None and plan.session_len == spec.max_position:
@@ -328,7 +361,7 @@ def plan_table(config: RuntimeConfig) -> str:
     ]
     return "\n".join(
         [
-            f"model      {Path(config.model_path).name} ({config.family})",
+            f"model      {model_name(config.model_path)} ({config.family})",
             f"engine     {config.engine}",
             *(f"{name:<10} {value:>9}  {more}".rstrip() for name, value, more in rows),
             f"a token    {size(plan.kv_per_token)} of KV cache{_kv_bits(config.limits)}",

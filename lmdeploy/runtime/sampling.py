@@ -143,9 +143,10 @@ def _read_object(file: Path) -> dict[str, Any]:
     if file.exists() and not file.is_file():
         raise ConfigError(f"{file} is not a regular file")
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{file} cannot be read: {reason}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{file} must hold a JSON object")
     return values

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import ConfigError, ModelError, RequestError, text_problem
-from lmdeploy.models.files import is_there, locate, read_json
+from lmdeploy.models.files import is_there, locate, read_json, read_text
 from lmdeploy.models.gguf import GGUFFile
 from lmdeploy.text.builtin_templates import BUILT_IN, OWN
 from lmdeploy.text.jinja_limits import TemplateFailure
@@ -227,10 +227,13 @@ def load_chat_template(
 
 
 def _own(path: str | Path, tokenizer: Tokenizer) -> ChatTemplate:
+    return ChatTemplate(own_templates(path), tokenizer, str(locate(path).path))
+
+
+def own_templates(path: str | Path) -> dict[str, str]:
+    """Name -> text of the templates in a model's files; the usual one is "default"."""
     files = locate(path)
-    if files.format == "gguf":
-        return ChatTemplate(_gguf_templates(files.path), tokenizer, str(files.path))
-    return ChatTemplate(_directory_templates(files.path), tokenizer, str(files.path))
+    return _gguf_templates(files.path) if files.format == "gguf" else _directory_templates(files.path)
 
 
 def _gguf_templates(path: Path) -> dict[str, str]:
@@ -272,10 +275,7 @@ def _named(value: Any, source: Path) -> dict[str, str]:
 
 
 def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: cannot be read: {error}.") from None
+    return read_text(path)
 
 
 def _from_fields(fields: Mapping[str, Any], tokenizer: Tokenizer, source: str) -> ChatTemplate:

@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from lmdeploy.errors import ModelError
+from lmdeploy.models.fields import shown
 from lmdeploy.text.conversion_cache import content_key, converted
 from lmdeploy.text.pieces import CONTROL, UNKNOWN, USER_DEFINED, Pieces, add_markers, backend_from_pieces
 from lmdeploy.text.split_rules import RULES, Rule
@@ -50,7 +51,7 @@ def _from_pieces(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     sound = isinstance(scores, list) and all(isinstance(score, int | float) for score in scores)
     if not isinstance(scores, list) or not sound or len(scores) != len(tokens):
         raise ModelError(f"{source}: tokenizer.ggml.scores does not have one entry per token.")
-    prefix = "every" if metadata.get("tokenizer.ggml.add_space_prefix", True) else "none"
+    prefix = "every" if _flag(metadata, "add_space_prefix", True, source) else "none"
     pieces = Pieces(tokens, scores, kinds, prefix=prefix, raw_user_defined=True)
     key = content_key("gguf pieces", tokens, scores, kinds, prefix)
     backend = converted(key, lambda: backend_from_pieces(pieces, source))
@@ -91,7 +92,23 @@ def _kinds(metadata: Mapping[str, Any], count: int, source: str) -> list[int]:
     types = metadata.get("tokenizer.ggml.token_type")
     if not isinstance(types, list) or len(types) != count or not all(isinstance(k, int) for k in types):
         raise ModelError(f"{source}: tokenizer.ggml.token_type does not have one entry per token.")
+    for i, kind in enumerate(types):
+        if kind not in _TYPES:
+            raise ModelError(
+                f"{source}: tokenizer.ggml.token_type is {kind} for token {i}; {_TYPES[0]} to {_TYPES[-1]} is"
+                " expected."
+            )
     return types
+
+
+_TYPES = range(7)  # undefined, normal, unknown, control, user-defined, unused, byte
+
+
+def _flag(metadata: Mapping[str, Any], name: str, default: bool, source: str) -> bool:
+    value = metadata.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, bool):
+        raise ModelError(f"{source}: tokenizer.ggml.{name} is {shown(value)}; true or false is expected.")
+    return value
 
 
 def _with_markers(
@@ -99,8 +116,8 @@ def _with_markers(
 ) -> Tokenizer:
     """Encoding with special tokens puts the markers before and behind a text that the file asks for."""
     wanted = {
-        "bos": metadata.get("tokenizer.ggml.add_bos_token", adds_begin),
-        "eos": metadata.get("tokenizer.ggml.add_eos_token", False),
+        "bos": _flag(metadata, "add_bos_token", adds_begin, source),
+        "eos": _flag(metadata, "add_eos_token", False, source),
     }
     found = {kind: token_id(metadata, kind, len(tokens), source) for kind, on in wanted.items() if on}
     texts = {kind: tokens[i] for kind, i in found.items() if i is not None}
@@ -114,7 +131,7 @@ def token_id(metadata: Mapping[str, Any], kind: str, size: int, source: str) -> 
     value = metadata.get(f"tokenizer.ggml.{kind}_token_id")
     if value is None:
         return None
-    if not isinstance(value, int) or not 0 <= value < size:
+    if type(value) is not int or not 0 <= value < size:
         raise ModelError(
             f"{source}: tokenizer.ggml.{kind}_token_id is {value!r}, but there are {size} tokens."
         )

@@ -6,6 +6,7 @@ A GGUF file holds its own. In a directory the first of these counts: tokenizer.j
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,9 @@ from pathlib import Path
 import tokenizers
 
 from lmdeploy.errors import ModelError
+from lmdeploy.logging import get_logger
 from lmdeploy.models.fields import shown
-from lmdeploy.models.files import is_there, locate, read_json
+from lmdeploy.models.files import is_there, locate, read_json, read_text, unreadable
 from lmdeploy.models.gguf import GGUFFile
 from lmdeploy.text.conversion_cache import content_key, converted
 from lmdeploy.text.declared_tokens import DeclaredTokens, optional_json, read_declared
@@ -49,6 +51,16 @@ def read_source(path: str | Path) -> TokenizerSource:
     return _from_gguf(files.path) if files.format == "gguf" else _from_directory(files.path)
 
 
+def write_as_files(source: TokenizerSource, templates: Mapping[str, str], directory: Path) -> None:
+    """A tokenizer and its chat templates as the files of a model directory: these are read faster than a GGUF
+    file's metadata. config.json holds the ends of a turn only."""
+    source.backend.save(str(directory / "tokenizer.json"))
+    entries = [{"name": name, "template": text} for name, text in templates.items()]
+    config = {**source.named, "chat_template": entries or None}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "config.json").write_text(json.dumps({"eos_token_id": source.eos_ids}))
+
+
 def _from_gguf(path: Path) -> TokenizerSource:
     file = GGUFFile(path)
     metadata, source = file.metadata, str(path)
@@ -67,6 +79,11 @@ def _from_directory(directory: Path) -> TokenizerSource:
     named = {**named, **declared.named}
     _complete_added(backend, declared, named, str(directory))
     ids = {key: backend.token_to_id(text) for key, text in named.items()}
+    for key in ("bos_token", "eos_token"):
+        if key in ids and ids[key] is None:
+            get_logger().warning(
+                "%s: %s is %r, which is no token; it is left out", directory, key, named[key]
+            )
     found = [ids.get("eos_token"), *(backend.token_to_id(text) for text in ends)]
     eos_ids = [i for i in found if i is not None] + _declared_ends(directory, backend)
     return TokenizerSource(backend, str(directory), ids.get("bos_token"), eos_ids, named)
@@ -74,7 +91,7 @@ def _from_directory(directory: Path) -> TokenizerSource:
 
 def _declared_ends(directory: Path, backend: tokenizers.Tokenizer) -> list[int]:
     """eos_token_id of the model's own files. ModelError when it is no id of this vocabulary."""
-    size = max(backend.get_vocab().values(), default=-1) + 1
+    size = id_count(backend)
     rows = optional_json(directory / "config.json").get("vocab_size")
     size = max(size, rows) if isinstance(rows, int) else size
     ends: list[int] = []
@@ -113,18 +130,41 @@ def _backend(directory: Path, declared: DeclaredTokens) -> Found:
     return _from_sentencepiece(read_sentencepiece(data, str(path)), declared, data, str(path))
 
 
+def id_count(backend: tokenizers.Tokenizer) -> int:
+    """The highest id and one. Most have no gaps, which is seen faster than a dictionary is made."""
+    count: int = backend.get_vocab_size(with_added_tokens=True)
+    if all(backend.id_to_token(i) is not None for i in range(count)):
+        return count
+    added = max(backend.get_added_tokens_decoder(), default=-1)
+    return max(max(backend.get_vocab().values(), default=-1), added) + 1
+
+
 def _from_json(path: Path) -> tokenizers.Tokenizer:
+    text = read_text(path)
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more specific
         raise ModelError(f"{path}: not a sound tokenizer: {str(error).splitlines()[0]}.") from None
+    _tell_shared_ids(backend, path)
+    return backend
+
+
+def _tell_shared_ids(backend: tokenizers.Tokenizer, path: Path) -> None:
+    first: dict[int, str] = {}
+    for text, i in backend.get_vocab().items():
+        if first.setdefault(i, text) != text:
+            get_logger().warning(
+                "%s: tokens %r and %r have the same id, %d; it is read as %r",
+                *(path, *sorted((first[i], text)), i, backend.id_to_token(i)),
+            )
+            return
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror or error}.") from None
+        raise unreadable(path, error) from None
 
 
 def _from_ranks(vocabulary: RankVocabulary, declared: DeclaredTokens, data: bytes, source: str) -> Found:

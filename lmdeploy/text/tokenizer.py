@@ -19,7 +19,7 @@ from lmdeploy.errors import ModelError, check_text
 from lmdeploy.logging import get_logger
 from lmdeploy.text.byte_alphabet import BYTE_OF
 from lmdeploy.text.detokenize import Detokenizer
-from lmdeploy.text.sources import read_source
+from lmdeploy.text.sources import id_count, read_source
 
 MARK_NUMBER = 2  # characters of a mark that count; those before them are the secret
 _LONG_TEXT = 4096  # characters; beyond it encoding leaves the interpreter lock to other threads
@@ -48,7 +48,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        self.vocab_size = max(max(backend.get_vocab().values(), default=-1), max(added, default=-1)) + 1
+        self.vocab_size = id_count(backend)
         self.eos_ids = frozenset(i for i in eos_ids if 0 <= i < self.vocab_size)
         self._to_bytes, self.strips_first_space = _decoding(backend, source)
         self._known_bytes: dict[int, bytes] = {}

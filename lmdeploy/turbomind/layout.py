@@ -165,6 +165,13 @@ class ModelLayout:
         if self.head is not None:
             yield self.head
 
+    def ordered_together(self) -> Iterator[tuple[str, ...]]:
+        """Tensors that share an input, for each input whose order they give; they must give the same."""
+        for layer in self.layers:
+            for linear in layer.linears:
+                if linear.ordered:
+                    yield tuple(name for matrix in linear.matrices for name in matrix.tensors)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all packed weights."""

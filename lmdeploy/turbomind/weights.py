@@ -18,6 +18,7 @@ from lmdeploy.quant.tensors import Form, GroupedTensor, StoredMatrix, Tensor
 from lmdeploy.turbomind.layout import (
     BF16,
     DENSE,
+    FP16,
     INT8,
     INT8_MIN,
     TILE,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from lmdeploy.turbomind._turbomind import Model
 
 U16 = npt.NDArray[np.uint16]
+_OTHER = "the PyTorch engine may compute it (PytorchEngineConfig, --backend pytorch)"
 _NOT_FINITE, _ROUNDED, _ROUNDED_SCALES = 1, 2, 4  # notes of csrc/sources.h
 # SourceForm of csrc/sources.h, and what it is packed to.
 FORMS: dict[Form, tuple[int, int]] = {
@@ -47,7 +49,7 @@ FORMS: dict[Form, tuple[int, int]] = {
     "words8": (9, INT8),
     "int8": (10, INT8),
     "bfloat16": (11, BF16),
-    "float16": (12, BF16),
+    "float16": (12, FP16),
     "float32": (13, BF16),
     "awq": (14, W4_ZERO),
     "gptq4": (15, W4_ZERO),
@@ -60,6 +62,7 @@ class Readable(Protocol):
     """What is needed of a checkpoint (models.checkpoint.Checkpoint)."""
 
     def read(self, name: str) -> Tensor: ...
+    def called(self, name: str) -> str: ...
     def stored_matrix(self, name: str) -> StoredMatrix | None: ...
     def release(self, name: str) -> None: ...
 
@@ -95,7 +98,10 @@ class Loader(Placement):
         (first, order), *others = self._orders.items()
         for name, other in others:
             if not np.array_equal(order, other):
-                raise ModelError(f"tensors {first!r} and {name!r} list the same inputs in different orders")
+                raise ModelError(
+                    f"{self._checkpoint.called(first)} lists its inputs in another order than {name!r}, which"
+                    f" reads the same ones; {_OTHER}"
+                )
         return order
 
     def vectors(self, names: Iterable[str], order: Order | None = None) -> int:
@@ -103,7 +109,7 @@ class Loader(Placement):
         names = list(names)
         values = [np.asarray(self._checkpoint.read(name)).astype(np.float32) for name in names]
         for name, value in zip(names, values, strict=True):
-            _require_finite(bool(np.isfinite(value).all()), name)
+            self._check(bool(np.isfinite(value).all()), name, value, "values")
         joined = np.concatenate(values)
         return self._model.add_vector(joined if order is None else joined[order])
 
@@ -153,7 +159,9 @@ class Loader(Placement):
             place,
             layout.run,
         )
-        _require_finite(not notes & _NOT_FINITE, name)
+        if notes & _NOT_FINITE:
+            self._checkpoint.read(name)  # refuses what is not finite in the file itself
+            raise self._too_large(name, "values or scales too large for the types")
         if notes & _ROUNDED:
             self._rounded.append(name)
         if notes & _ROUNDED_SCALES:
@@ -175,7 +183,8 @@ class Loader(Placement):
             part = tensor[begin : begin + step]
             bits, rounded = to_bfloat16(part) if layout.kind == BF16 else self._float16(name, part)
             exponent = 0x7F80 if layout.kind == BF16 else 0x7C00
-            _require_finite(not bool(((bits & exponent) == exponent).any()), name)
+            finite = not bool(((bits & exponent) == exponent).any())
+            self._check(finite, name, part, "values too large for the 16 bits")
             lost = lost or rounded
             self._model.pack(matrix, layout.kind, 0, bits, (), row + begin, layout.run)
         if lost:
@@ -209,12 +218,27 @@ class Loader(Placement):
 
     def _half(self, name: str, values: npt.NDArray[np.floating]) -> U16:
         """float16 bits, flat."""
-        half = np.ascontiguousarray(values, dtype=np.float16)
-        _require_finite(bool(np.isfinite(half).all()), name)
+        with np.errstate(over="ignore"):
+            half = np.ascontiguousarray(values, dtype=np.float16)
+        finite = bool(np.isfinite(half).all())
+        self._check(finite, name, values, "scales or minima of groups too large for float16")
         exact = values.dtype == np.float16 or np.array_equal(half.astype(values.dtype), values)
         if not exact and name not in self._coarse[-1:]:
             self._coarse.append(name)
         return half.view(np.uint16).reshape(-1)
+
+    def _check(self, finite: bool, name: str, values: npt.NDArray[np.floating], what: str) -> None:
+        """finite: what was made of `values`, which are scales or weights (`what`)."""
+        if finite:
+            return
+        if not np.isfinite(values.astype(np.float32)).all():
+            raise ModelError(f"{self._checkpoint.called(name)} holds NaN or infinity; fetch it again")
+        raise self._too_large(name, what)
+
+    def _too_large(self, name: str, what: str) -> ModelError:
+        return ModelError(
+            f"{self._checkpoint.called(name)} has {what} in which the native engine keeps them; {_OTHER}"
+        )
 
 
 def _whole_groups(group: int, k: int) -> int:
@@ -247,8 +271,3 @@ def to_float16(values: npt.NDArray[np.floating]) -> tuple[U16, bool]:
         result = np.ascontiguousarray(values).astype(np.float32, copy=False).astype(np.float16)
     changed = not np.array_equal(result.astype(np.float32), values.astype(np.float32, copy=False))
     return result.view(np.uint16), changed
-
-
-def _require_finite(finite: bool, name: str) -> None:
-    if not finite:
-        raise ModelError(f"tensor {name!r} holds NaN or infinity; the file is damaged, fetch it again")

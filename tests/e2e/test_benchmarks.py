@@ -103,3 +103,7 @@ def test_pack_weights() -> None:
 
 def test_random_models_lists_what_it_makes(tmp_path: Path) -> None:
     assert "q4_k_m" in output("random_models.py", tmp_path)
+
+
+def test_native_steps() -> None:
+    assert "x read" in output("native_steps.py", "--rows", "1", "--prefill", "8", "--seconds", 0.05)

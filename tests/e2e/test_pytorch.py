@@ -18,6 +18,7 @@ from tiny_model import write_tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lmdeploy import GenerationConfig, PytorchEngineConfig, pipeline
+from lmdeploy.config import EngineConfig
 from lmdeploy.engine.request import Request
 from lmdeploy.models.reference import Reference
 from lmdeploy.models.registry import open_checkpoint
@@ -66,6 +67,16 @@ def test_a_model_the_native_engine_refuses(
     assert answer.generate_token_len == 4
     (line,) = [x for x in caplog.messages if x.startswith("engine: ")]
     assert "pytorch on the CPU in float32: head_dim 20 is not supported by the native engine" in line
+
+
+@pytest.mark.parametrize("config", [None, EngineConfig(session_len=64)])
+def test_nobody_names_an_engine(
+    config: EngineConfig | None, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "lmdeploy"), pipeline(str(model), backend_config=config):
+        pass
+    (line,) = [x for x in caplog.messages if x.startswith("engine: ")]
+    assert line.startswith("engine: turbomind on the CPU: it computes this model")
 
 
 def test_chat_says_which_engine(model: Path) -> None:

@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 import quantised_hf as q
 from demo_model import demo_gguf
-from format_files import write_gguf
-from gguf import GGMLQuantizationType as Kind
 from native_case import sequence_logits
 
 from lmdeploy import PytorchEngineConfig, TurbomindEngineConfig
@@ -26,6 +24,7 @@ from lmdeploy.engine.executor import Limits
 from lmdeploy.errors import CapacityError, ConfigError, ModelError
 from lmdeploy.models import packed as form
 from lmdeploy.models.registry import load_spec, open_checkpoint
+from lmdeploy.runtime import build
 from lmdeploy.runtime import convert as conversion
 from lmdeploy.runtime.convert import convert
 from lmdeploy.runtime.resolve import resolve
@@ -88,16 +87,11 @@ def plain_directory(path: Path) -> Path:
     return path
 
 
-def k_gguf(path: Path) -> Path:
-    return write_gguf(path / "model.gguf", {"attn_v": Kind.Q6_K, "ffn_down": Kind.Q5_K}, Kind.Q4_K)
-
-
 MODELS: dict[str, Callable[[Path], Path]] = {
     "float32": plain_directory,
     "awq": awq_directory,
     "gptq act-order": gptq_directory,
     "gguf": lambda _: demo_gguf(),
-    "gguf k": k_gguf,
 }
 
 
@@ -244,6 +238,15 @@ def test_the_format_of_the_source_may_be_named(folder: Path) -> None:
     assert open_checkpoint(folder, "hf").packed is not None
     with pytest.raises(ModelError, match="converted from 'hf' files"):
         open_checkpoint(folder, "awq")
+
+
+def test_steps_are_timed_only_where_prompts_wait_beside_streams(smoke_model: Path, monkeypatch: Any) -> None:
+    timed: list[object] = []
+    monkeypatch.setattr(build, "measure_step_cost", timed.append)
+    for most in (1, 2):
+        wanted = TurbomindEngineConfig(session_len=64, max_batch_size=most)
+        build.build_engine(resolve(str(smoke_model), wanted))
+    assert len(timed) == 1
 
 
 def left_behind(folder: Path) -> list[str]:

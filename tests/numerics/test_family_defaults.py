@@ -14,7 +14,8 @@ from family_models import SIZES
 from family_rows import ROWS
 
 from lmdeploy.errors import ModelError
-from lmdeploy.models.registry import load_spec
+from lmdeploy.models.fields import Fields
+from lmdeploy.models.registry import FAMILIES, load_spec
 from lmdeploy.models.spec import ModelSpec
 
 # Absent, these are refused: a configuration class only has the sizes of one model for them.
@@ -91,7 +92,45 @@ def test_internlm2_has_biases_unless_it_says_otherwise(tmp_path: Path) -> None:
     config = completed("Llama", SIZES)
     for key in ("attention_bias", "mlp_bias"):
         del config[key]
-    config["architectures"] = ["InternLM2ForCausalLM"]
+    config |= {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2"}
     for given, biased in (({}, True), ({"bias": False}, False)):
         attention = spec_of(tmp_path, {**config, **given}).layers[0].attention
         assert (attention.qkv_bias, attention.out_bias) == (biased, biased)
+
+
+# Of training, of generation, of the form of the answer; and what is derived from a field that is read.
+NO_EFFECT = {
+    *("_name_or_path", "architectures", "dtype", "id2label", "label2id", "model_type", "problem_type"),
+    *("transformers_version", "output_attentions", "output_hidden_states", "return_dict", "use_cache"),
+    *("attention_dropout", "embd_pdrop", "resid_pdrop", "residual_dropout", "initializer_range"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "chunk_size_feed_forward", "pretraining_tp"),
+    *("_sliding_window_pattern", "original_max_position_embeddings"),
+}
+
+
+class Seen(dict[str, Any]):
+    """A description that remembers which of its fields were looked at."""
+
+    def __init__(self, values: Config) -> None:
+        super().__init__(values)
+        self.seen: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.seen.add(key)
+        return super().get(key, default)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_field_of_a_class_goes_unread(name: str) -> None:
+    """Each is read, refused unless it is neutral, or known to leave the logits alone."""
+    row = NAMES[name]
+    whole = completed(row.model, {**SIZES, **row.options, **HEADS})
+    (family,) = (x for x in FAMILIES if whole["architectures"][0] in x.hf_architectures)
+    config = Seen(whole)
+    nested = "full_attention" in whole["rope_parameters"]
+    config["rope_parameters"] = rope = Seen(whole["rope_parameters"])
+    fields = Fields(config, "config.json")
+    family.from_hf(fields)
+    fields.refuse_unread()
+    assert config.keys() - config.seen <= NO_EFFECT
+    assert nested or rope.keys() - rope.seen <= NO_EFFECT

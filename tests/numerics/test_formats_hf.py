@@ -6,6 +6,7 @@ fault in unpacking, in the order of inputs or in the kernels shows in the logits
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,12 @@ from native_case import relative_rms, sequence_logits
 from packing import both_images
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from lmdeploy import TurbomindEngineConfig
+from lmdeploy.config import EngineConfig
 from lmdeploy.errors import ModelError
 from lmdeploy.models.reference import Reference
 from lmdeploy.models.registry import open_checkpoint
+from lmdeploy.runtime.resolve import resolve
 from lmdeploy.turbomind.executor import NativeConfig, TurbomindExecutor
 from lmdeploy.turbomind.plan import Limits, native_plan
 
@@ -222,8 +226,41 @@ def test_orders_that_differ_under_one_input_are_refused(tmp_path: Path) -> None:
 
     path = q.llama(quantise).write(tmp_path, config("gptq", group_size=64, desc_act=True))
     checkpoint = open_checkpoint(path)
-    words = r"'layers\.0\.attn\.q_proj\.weight' and 'layers\.0\.attn\.k_proj\.weight' list the same inputs"
+    words = rf"{path}: tensor 'model\.layers\.0\.self_attn\.q_proj\.weight' lists its inputs in another order"
     with pytest.raises(ModelError, match=words):
+        TurbomindExecutor(NativeConfig(LIMITS, 16), checkpoint.spec, checkpoint)
+
+
+@pytest.mark.parametrize("form", ["gptq", "compressed-tensors"])
+def test_orders_that_differ_take_the_other_engine(form: str, tmp_path: Path) -> None:
+    """Known before any weight is read; its logits are right."""
+
+    def quantise(name: str, n: int, k: int, seed: int) -> tuple[q.Parts, q.Array]:
+        matrix = q.random_matrix(n, k, 64, seed=seed, least_zero=1)
+        g_idx = q.act_order(k, 64, seed)
+        pack = q.pack_gptq if form == "gptq" else q.pack_compressed
+        return pack(g_idx=g_idx)(*matrix), q.weights(*matrix, g_idx)
+
+    said = compressed(4, False) if form != "gptq" else config(form, group_size=64, desc_act=True)
+    path = str(q.llama(quantise).write(tmp_path, said))
+    chosen = resolve(path, EngineConfig(session_len=64))
+    assert chosen.backend == "pytorch"
+    words = r"'model\.layers\.0\.self_attn\.q_proj\.weight' and .*k_proj\.weight' list the same inputs"
+    assert re.search(words, chosen.engine)
+    with pytest.raises(ModelError, match=rf"{path}: tensors {words}.*--backend pytorch"):
+        resolve(path, TurbomindEngineConfig(session_len=64))
+
+
+def test_scales_beyond_float16_are_named(tmp_path: Path) -> None:
+    def quantise(name: str, n: int, k: int, seed: int) -> tuple[q.Parts, q.Array]:
+        codes, zeros, scales = q.random_matrix(n, k, 64, seed=seed)
+        wide = scales.astype(np.float32) * np.float32(1e9 if name.endswith("0.mlp.down_proj") else 1)
+        return q.pack_awq(codes, zeros, wide), q.weights(codes, zeros, wide)
+
+    path = q.llama(quantise).write(tmp_path, config("awq", group_size=64, version="gemm"))
+    checkpoint = open_checkpoint(path)
+    words = r"tensor 'model\.layers\.0\.mlp\.down_proj\.weight' has scales .* too large for float16"
+    with pytest.raises(ModelError, match=rf"{path}: {words}"):
         TurbomindExecutor(NativeConfig(LIMITS, 16), checkpoint.spec, checkpoint)
 
 

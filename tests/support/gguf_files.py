@@ -35,9 +35,14 @@ def llama_tensors(seed: int = 0, tied: bool = True) -> dict[str, np.ndarray[Any,
 
 
 def write_llama(
-    path: Path, kind: Kind = Kind.Q4_1, seed: int = 0, tied: bool = True, **metadata: Any
+    path: Path,
+    kind: Kind = Kind.Q4_1,
+    seed: int = 0,
+    tied: bool = True,
+    extra: dict[str, np.ndarray[Any, Any]] | None = None,
+    **metadata: Any,
 ) -> Path:
-    """A whole tiny model; `metadata` adds or replaces `llama.` keys (dots written as __)."""
+    """A whole tiny model; `metadata` adds or replaces `llama.` keys (dots written as __), `extra` tensors."""
     writer = gguf.GGUFWriter(str(path), "llama")
     keys: dict[str, Any] = {
         "block_count": LAYERS,
@@ -55,9 +60,11 @@ def write_llama(
             writer.add_string(name, value)
         elif isinstance(value, float):
             writer.add_float32(name, value)
+        elif isinstance(value, list):
+            writer.add_array(name, value)
         else:
             writer.add_uint32(name, value)
-    for name, values in llama_tensors(seed, tied).items():
+    for name, values in (llama_tensors(seed, tied) | (extra or {})).items():
         if values.ndim == 1 or kind == Kind.F32:
             writer.add_tensor(name, values)
         else:

@@ -43,6 +43,9 @@ class MemoryCheckpoint:
         self.reads += 1
         return self.tensors[name]
 
+    def called(self, name: str) -> str:
+        return f"memory: tensor {name!r}"
+
     def stored_matrix(self, name: str) -> None:
         return None
 

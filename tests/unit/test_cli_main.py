@@ -97,7 +97,7 @@ def test_what_does_not_exist_is_answered_with_what_does(
         (
             PermissionError(13, "Permission denied", "/x"),
             1,
-            "lmdeploy: error: [Errno 13] Permission denied: '/x'\n",
+            "lmdeploy: error: '/x': Permission denied\n",
         ),
         (KeyboardInterrupt(), 130, ""),
     ],

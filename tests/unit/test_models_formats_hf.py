@@ -46,6 +46,7 @@ def read(quantization: dict[str, Any], parts: q.Parts) -> tuple[Tensor, Any]:
     headers = {n: Header(v.shape, q._DTYPES[v.dtype.name], v.nbytes) for n, v in parts.items()}
     module = Module("here", "x", headers)
     matrix = scheme.matrix(module)
+    scheme.stored(module, parts)  # refuses what reading refuses
     return scheme.read(module, parts), matrix
 
 
@@ -282,6 +283,14 @@ def test_fused_projections_are_split_by_rows(tmp_path: Path) -> None:
         ({**compressed(), "config_groups": {}}, "config_groups is missing or empty"),
         ({**FP8_BLOCK, "fmt": "e5m2"}, "quantization_config.fmt is 'e5m2'"),
         ({**FP8_BLOCK, "weight_block_size": [128]}, "quantization_config.weight_block_size is [128]"),
+        (
+            {**compressed(), "transform_config": {"config_groups": {"u": {"type": "hadamard"}}}},
+            "quantization_config.transform_config turns activations at run time",
+        ),
+        (
+            {**compressed(), "sparsity_config": {"format": "sparse-24-bitmask"}},
+            "quantization_config.sparsity_config.format is 'sparse-24-bitmask'",
+        ),
         ({"quant_method": "mxfp4"}, "is of method 'mxfp4', which cannot be read (readable: awq, gptq"),
         ({"quant_method": "smooth_quant"}, "is of method 'smooth_quant'"),
         ("int8", "is of method None"),
@@ -332,6 +341,7 @@ UP = "tensor 'model.layers.1.mlp.up_proj."
             put("scales", np.full((2, 512), np.nan, np.float16)),
             UP + "weight' holds values that are not finite",
         ),
+        (put("weight", np.zeros((512, 256), np.float16)), UP + "weight' is there beside"),
         (put("g_idx", np.zeros(256, np.int32)), UP + "g_idx' has no place in a llama model"),
     ],
 )
@@ -378,6 +388,47 @@ def test_orders_that_cannot_be_are_refused() -> None:
     del ordered["g_idx"]
     with pytest.raises(ModelError, match="g_idx' is missing"):
         read({**GPTQ, "desc_act": True}, ordered)
+
+
+def test_blocks_of_unknown_size_are_refused_by_the_first_tensor(tmp_path: Path) -> None:
+    def blocks(name: str, n: int, k: int, seed: int) -> tuple[q.Parts, q.Array]:
+        scale = np.ones((n // 32, k // 64), np.float32)
+        return {"weight": q.e4m3(np.ones((n, k))), "weight_scale_inv": scale}, np.ones((n, k), np.float32)
+
+    path = q.llama(blocks).write(tmp_path, {"quant_method": "fp8"})
+    words = (
+        r"0\.mlp\.down_proj\.weight_scale_inv' has shape \[8, 8\], scales of blocks, whose size .*_block_size"
+    )
+    with pytest.raises(ModelError, match=words):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_zero_points_beside_symmetric_weights(bits: int) -> None:
+    """compressed-tensors: such as say nothing new are read, others refused."""
+    middle = 1 << bits - 1
+    for form, pack in (("pack-quantized", q.pack_compressed(bits)), ("int-quantized", q.store_bytes(False))):
+        if form == "int-quantized" and bits == 4:
+            continue
+        symmetric = compressed(form, num_bits=bits, symmetric=True)
+        symmetric |= {"sparsity_config": {"format": "dense"}, "transform_config": {}}
+        matrix = q.random_matrix(16, 256, 128, bits, symmetric=True)
+        check(symmetric, pack(*matrix), q.weights(*matrix))
+        matrix[1][3, 1] = middle + 1
+        with pytest.raises(ModelError, match="weight_zero_point' holds zero points other than the middle"):
+            read(symmetric, pack(*matrix))
+
+
+@pytest.mark.parametrize(("form", "stored_less"), [("gptq", 0), ("gptq_v2", 1)])
+def test_versions_of_gptq_mixed_up_are_refused(form: str, stored_less: int) -> None:
+    """All zero points one off the middle of symmetric weights; others are taken as they are."""
+    matrix = q.random_matrix(16, 256, 128, symmetric=True)
+    config = {**GPTQ, "sym": True, "checkpoint_format": form}
+    other = "gptq_v2" if form == "gptq" else "gptq"
+    with pytest.raises(ModelError, match=f"qzeros' holds only zero points of .* checkpoint_format '{other}'"):
+        read(config, q.pack_gptq(stored_less=stored_less)(*matrix))
+    matrix[1][3, 1] = 7
+    check(config, q.pack_gptq(stored_less=1 - stored_less)(*matrix), q.weights(*matrix))
 
 
 def test_zero_points_of_symmetric_weights_are_refused() -> None:

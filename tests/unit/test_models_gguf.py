@@ -124,6 +124,14 @@ def kind_offset(data: bytes, name: bytes) -> int:
         ),
         (lambda d: patched(d, kind_offset(d, b"token_embd.weight"), "<I", 777), "of kind number 777"),
         (lambda d: patched(d, kind_offset(d, b"token_embd.weight") + 4, "<Q", 1 << 50), "cut off or damaged"),
+        (
+            lambda d: patched(d, kind_offset(d, b"blk.1.attn_q.weight") + 4, "<Q", 33),
+            "'blk.1.attn_q.weight' begins at byte 33 of the data, which is no multiple of the alignment, 32",
+        ),
+        (
+            lambda d: patched(d, kind_offset(d, b"blk.1.attn_q.weight") + 4, "<Q", 32),
+            "tensors 'token_embd.weight' and 'blk.1.attn_q.weight' overlap",
+        ),
         (lambda d: d.replace(b"blk.0.attn_q.weight", b"blk.0.attn_\xff.weight"), "is not UTF-8"),
         (lambda d: d.replace(b"blk.0.attn_v.weight", b"blk.0.attn_k.weight"), "occurs twice"),
     ],

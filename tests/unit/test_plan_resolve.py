@@ -197,6 +197,22 @@ def test_unknown_kernel_set_is_refused(model: str, monkeypatch: pytest.MonkeyPat
     assert resolved(model).kernels == "portable"
 
 
+@pytest.mark.parametrize("mode", ["never", "absent"])
+def test_missing_huge_pages_are_a_note(model: str, mode: str) -> None:
+    small = resolved(model, on=machine(huge_pages=HugePages(mode, 0, 0, 2 * MIB)))
+    assert f"transparent huge pages are {mode}" in plan_table(small)
+    assert "small pages" not in plan_table(resolved(model))
+
+
+def test_kernels_for_any_cpu_are_a_note(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "slow" not in plan_table(resolved(model))
+    monkeypatch.setenv("LMDEPLOY_KERNELS", "portable")
+    assert "the portable kernels compute, which are slow" in plan_table(resolved(model))
+    monkeypatch.delenv("LMDEPLOY_KERNELS")
+    monkeypatch.setattr("lmdeploy.runtime.resolve.kernel_sets", lambda: ("portable",))
+    assert "AVX2 is missing" in plan_table(resolved(model))
+
+
 def test_wrong_paths_and_formats(model: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no-such-model"):
         resolved("no-such-model")

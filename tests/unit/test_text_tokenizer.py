@@ -183,11 +183,34 @@ def test_vocabulary_must_fit_the_embedding(demo: Tokenizer, caplog: pytest.LogCa
         ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
         ({"token_type": [1]}, "one entry per token"),
         ({"bos_token_id": 1 << 20}, "but there are"),
+        ({"bos_token_id": True, "add_bos_token": True}, "bos_token_id is True, but there are"),
+        ({"token_type": [1, 99, *[1] * 237]}, "token_type is 99 for token 1; 0 to 6 is expected"),
+        ({"add_bos_token": "false"}, "tokenizer.ggml.add_bos_token is 'false'; true or false is expected"),
+        ({"add_eos_token": 1}, "tokenizer.ggml.add_eos_token is 1; true or false is expected"),
     ],
 )
 def test_damaged_gguf_vocabularies_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         backend_from_gguf(tiny_metadata(**changes), "x.gguf")
+
+
+def test_two_tokens_of_one_id_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_demo_directory(tmp_path)
+    description = json.loads((tmp_path / "tokenizer.json").read_text())
+    description["model"]["vocab"]["another"] = description["model"]["vocab"]["Ġthe"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    load_tokenizer(tmp_path)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "tokenizer.json: tokens 'another' and 'Ġthe' have the same id, " in line
+
+
+def test_an_end_that_is_no_token_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_demo_directory(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<nothing>"}))
+    assert load_tokenizer(tmp_path).eos_ids == frozenset()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == f"{tmp_path}: eos_token is '<nothing>', which is no token; it is left out"
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"model": 3}', "\x00"])

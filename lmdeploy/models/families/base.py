@@ -127,7 +127,9 @@ def gguf_sizes(fields: Fields, file: GGUFFile) -> Sizes:
         raise fields.fail(
             "expert_count", f"is {fields.get('expert_count')}; mixtures of experts are not supported"
         )
-    hidden, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
+    layers = fields.integer("block_count", most=LARGEST_LAYER_COUNT)
+    hidden = fields.integer("embedding_length")
+    heads = fields.integer("attention.head_count", layers=layers)
     head_dim = _head_dim(fields, "attention.key_length", hidden, heads)
     if fields.integer("attention.value_length", head_dim) != head_dim:
         given = fields.get("attention.value_length")
@@ -137,11 +139,11 @@ def gguf_sizes(fields: Fields, file: GGUFFile) -> Sizes:
     return Sizes(
         hidden=hidden,
         vocab=fields.integer("vocab_size", _embedding_rows(file)),
-        layers=fields.integer("block_count", most=LARGEST_LAYER_COUNT),
+        layers=layers,
         heads=heads,
-        kv_heads=_kv_heads(fields, "attention.head_count_kv", heads),
+        kv_heads=_kv_heads(fields, "attention.head_count_kv", heads, layers=layers),
         head_dim=head_dim,
-        intermediate=fields.integer("feed_forward_length"),
+        intermediate=fields.integer("feed_forward_length", layers=layers),
         max_position=fields.integer("context_length"),
         eps=fields.number("attention.layer_norm_rms_epsilon"),
         tied="output.weight" not in file.tensors,
@@ -161,8 +163,8 @@ def _head_dim(fields: Fields, key: str, hidden: int, heads: int, absent: int | N
     return head_dim
 
 
-def _kv_heads(fields: Fields, key: str, heads: int, absent: int | None = None) -> int:
-    kv_heads = fields.integer(key, absent if absent and fields.absent(key) else heads)
+def _kv_heads(fields: Fields, key: str, heads: int, absent: int | None = None, layers: int = 0) -> int:
+    kv_heads = fields.integer(key, absent if absent and fields.absent(key) else heads, layers=layers)
     if heads % kv_heads:
         raise fields.fail(key, f"is {kv_heads}, which does not divide the {heads} attention heads")
     return kv_heads
@@ -211,38 +213,52 @@ def gguf_sliding_layers(fields: Fields, layers: int, period: int) -> Sequence[bo
     return [i % period < period - 1 for i in range(layers)]
 
 
-def gguf_rope(fields: Fields, file: GGUFFile, head_dim: int) -> RopeSpec:
-    """none, linear, yarn, and the divisors that converters write for Llama 3.1."""
-    rope = _gguf_rope(fields, file, head_dim)
+def gguf_rope(fields: Fields, file: GGUFFile, head_dim: int, longrope: bool = False) -> RopeSpec:
+    """none, linear, yarn, and the divisors that converters write for Llama 3.1.
+
+    longrope: whether the family reads its two lists; where it does not, a file of that kind is refused.
+    """
+    rope = _gguf_rope(fields, file, head_dim, longrope)
     if not usable(rope):
         raise fields.fail("rope.scaling.type", "and what belongs to it do not give finite frequencies")
+    if GGUF_FREQUENCIES in file.tensors and rope.kind != "llama3":
+        raise ModelError(f"{file.path}: holds {GGUF_FREQUENCIES} beside rope.scaling.type {rope.kind!r}.")
     return rope
 
 
-def _gguf_rope(fields: Fields, file: GGUFFile, head_dim: int) -> RopeSpec:
+def _gguf_rope(fields: Fields, file: GGUFFile, head_dim: int, longrope: bool) -> RopeSpec:
     theta = fields.number("rope.freq_base", 10000.0)
     dim = fields.integer("rope.dimension_count", head_dim)
     if dim > head_dim or dim % 2:
         raise fields.fail("rope.dimension_count", f"is {dim}; an even number up to {head_dim} is expected")
-    kind = fields.text("rope.scaling.type", "none")
-    if kind == "linear":
-        return RopeSpec(theta, dim, "linear", fields.number("rope.scaling.factor"))
+    factor, kind = _gguf_factor(fields), fields.text("rope.scaling.type", "linear")
     if kind == "yarn":
         return _gguf_yarn(fields, theta, dim)
-    if kind not in ("none", "longrope"):
+    known = ("none", "linear", "yarn", *["longrope"] * longrope)
+    if kind not in known:
         raise fields.fail(
-            "rope.scaling.type", f"is {shown(kind)}, which is not supported (supported: {_GGUF_ROPE})"
+            "rope.scaling.type", f"is {shown(kind)}, which is not supported (supported: {', '.join(known)})"
         )
-    if kind == "none" and "rope_freqs.weight" in file.tensors:
-        return _gguf_llama3(file, theta, dim)
-    return RopeSpec(theta, dim)
+    if kind == "linear" and factor != 1.0:
+        return RopeSpec(theta, dim, "linear", factor)
+    if kind == "longrope" and factor != 1.0:
+        raise fields.fail("rope.scaling.factor", f"is {factor}, which longrope has no use for")
+    return _gguf_llama3(file, theta, dim) if GGUF_FREQUENCIES in file.tensors else RopeSpec(theta, dim)
 
 
-_GGUF_ROPE = "none, linear, yarn, longrope"
+def _gguf_factor(fields: Fields) -> float:
+    """Under its own key or its old one; 1 when absent or 0. llama.cpp takes it for linear without a type."""
+    values = [fields.get(key) for key in (_FACTOR, "rope.scale_linear")]
+    if values[0] is None:
+        return fields.number("rope.scale_linear") if values[1] not in (None, 0) else 1.0
+    return fields.number(_FACTOR) if values[0] != 0 else 1.0
+
+
+GGUF_FREQUENCIES, _FACTOR = "rope_freqs.weight", "rope.scaling.factor"
 
 
 def _gguf_yarn(fields: Fields, theta: float, dim: int) -> RopeSpec:
-    factor = fields.number("rope.scaling.factor")
+    factor = fields.number(_FACTOR)
     given = fields.number("rope.scaling.yarn_attn_factor", 1.0) * fields.number(
         "rope.scaling.attn_factor", 1.0
     )

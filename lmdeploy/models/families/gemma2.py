@@ -61,13 +61,13 @@ def from_gguf(fields: Fields, file: GGUFFile) -> ModelSpec:
     rope = gguf_rope(fields, file, sizes.head_dim)
     size = fields.integer("attention.sliding_window", 4096)
     divisor = sizes.hidden // sizes.heads if sizes.layers == LAYERS_27B else sizes.head_dim
-    cap = positive(fields, "attn_logit_softcapping")
+    cap = positive(fields, "attn_logit_softcapping", 50.0)
     ffn = FfnSpec(sizes.intermediate, "gelu_tanh")
     layers = []
     for slides in gguf_sliding_layers(fields, sizes.layers, 2):
         attention = sizes.attention(rope, divisor**-0.5, window=size if slides else None, softcap=cap)
         layers.append(LayerSpec(attention, ffn, post_norm=True))
-    cap = positive(fields, "final_logit_softcapping")
+    cap = positive(fields, "final_logit_softcapping", 30.0)
     return sizes.model("gemma2", layers, embedding_scale=sizes.hidden**0.5, logit_softcap=cap)
 
 

@@ -32,7 +32,7 @@ def _fused(prefix: str, name: str) -> NameTable:
 
 def from_hf(config: Fields) -> ModelSpec:
     sizes = hf_sizes(config, eps=1e-5, max_position=4096)
-    attention = sizes.attention(sizes.hf_rope(config), window=window(config))
+    attention = sizes.attention(sizes.hf_rope(config, partial=1.0), window=window(config))
     return sizes.model("phi3", LayerSpec(attention, FfnSpec(sizes.intermediate, activation(config))))
 
 
@@ -43,13 +43,18 @@ def from_gguf(fields: Fields, file: GGUFFile) -> ModelSpec:
     return sizes.model("phi3", LayerSpec(attention, FfnSpec(sizes.intermediate)))
 
 
+_LISTS = ("rope_factors_short.weight", "rope_factors_long.weight")
+
+
 def _gguf_longrope(fields: Fields, file: GGUFFile, head_dim: int) -> RopeSpec:
     """The two lists of factors are tensors; a file without them has the plain rotation."""
-    plain = gguf_rope(fields, file, head_dim)
+    plain = gguf_rope(fields, file, head_dim, longrope=True)
     lists = []
-    for name in ("rope_factors_short.weight", "rope_factors_long.weight"):
+    if fields.get("rope.scaling.type") != "longrope" and _LISTS[0] not in file.tensors:
+        return plain
+    for name in _LISTS:
         if name not in file.tensors:
-            return plain
+            raise ModelError(f"{file.path}: tensor {name!r} is missing, which longrope needs.")
         values = np.asarray(file.read(name), np.float64)
         if values.shape != (plain.rotary_dim // 2,) or not np.all(values > 0):
             raise ModelError(

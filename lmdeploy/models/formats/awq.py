@@ -27,6 +27,7 @@ class Awq:
     notes: tuple[str, ...] = ()
     marks: tuple[str, ...] = ("qweight",)
     parts: tuple[str, ...] = ("qweight", "qzeros", "scales")
+    order_part: str = ""
 
     def matrix(self, module: Module) -> Matrix:
         k, words = module.plane("qweight", ("I32",))

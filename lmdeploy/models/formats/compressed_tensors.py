@@ -48,6 +48,7 @@ class PackQuantized:
         *("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
         *fp8.UNUSED,
     )
+    order_part: str = "weight_g_idx"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -61,7 +62,7 @@ class PackQuantized:
             raise module.fail(
                 "weight_scale", f"has shape {[rows, groups]}, which does not fit {[n, k]} weights"
             )
-        if not self.symmetric:
+        if not self.symmetric or "weight_zero_point" in module.headers:
             module.check("weight_zero_point", ("I32",), (-(-n * self.bits // 32), groups))
         ordered = "weight_g_idx" in module.headers and groups > 1
         if ordered:
@@ -75,9 +76,9 @@ class PackQuantized:
         if "weight_g_idx" in parts and scales.shape[1] > 1:
             order = order_of(module, "weight_g_idx", parts["weight_g_idx"], group)
             codes = np.take(codes, order, axis=1)
+        zeros = self._zeros(module, parts, scales.shape)
         if self.bits == 8 and self.symmetric:
             return GroupedTensor(8, group, (codes ^ 0x80).view(np.int8), scales, order=order)
-        zeros = self._zeros(parts, scales.shape)
         if self.bits == 8:
             return with_zeros(codes, zeros, scales, order)
         return GroupedTensor(4, group, codes, scales, zeros=zeros, order=order)
@@ -87,17 +88,19 @@ class PackQuantized:
         if ("weight_g_idx" in parts and scales.shape[1] > 1) or (self.bits == 8 and not self.symmetric):
             return None
         data, shape = words.view(np.uint8), (words.shape[0], words.shape[1] * 32 // self.bits)
-        group = shape[1] // scales.shape[1]
+        group, zeros = shape[1] // scales.shape[1], self._zeros(module, parts, scales.shape)
         if self.bits == 8:
             return StoredMatrix("words8", data, shape, group, scales=scales)
-        return StoredMatrix(
-            "words4", data, shape, group, scales=scales, zeros=self._zeros(parts, scales.shape)
-        )
+        return StoredMatrix("words4", data, shape, group, scales=scales, zeros=zeros)
 
-    def _zeros(self, parts: Mapping[str, Array], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-        zeros = np.full(shape, 8, np.uint8)
-        if not self.symmetric:
+    def _zeros(
+        self, module: Module, parts: Mapping[str, Array], shape: tuple[int, ...]
+    ) -> npt.NDArray[np.uint8]:
+        middle = 1 << self.bits - 1
+        zeros = np.full(shape, middle, np.uint8)
+        if "weight_zero_point" in parts:
             zeros[:] = unpack(parts["weight_zero_point"].T, self.bits).T[: len(zeros)]
+            _check_symmetric(module, self.symmetric, zeros, middle)
         return zeros
 
 
@@ -114,6 +117,7 @@ class Bytes:
     name: str = _NAME
     marks: tuple[str, ...] = ("weight_scale",)
     parts: tuple[str, ...] = ("weight", "weight_scale", "weight_zero_point", *fp8.UNUSED, "input_zero_point")
+    order_part: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -127,13 +131,13 @@ class Bytes:
         groups = shape[1] if len(shape) == 2 else 1
         if shape not in ((), (1,), (1, 1), (n,), (n, groups)) or not groups or k % groups:
             raise module.fail("weight_scale", f"has shape {list(shape)}, which does not fit {[n, k]} weights")
-        if not self.symmetric:
+        if not self.symmetric or "weight_zero_point" in module.headers:
             module.check("weight_zero_point", ("I8",), shape)
         return Matrix((n, k), "int8" if self.symmetric else "int8_min", 8, k // groups)
 
     def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
         codes = parts["weight"]
-        scales = _narrow(self._each(parts["weight_scale"], len(codes)))
+        scales = self._scales(module, parts, len(codes))
         if self.symmetric:
             return GroupedTensor(8, codes.shape[1] // scales.shape[1], codes, scales)
         zeros = self._each(parts["weight_zero_point"], len(codes))
@@ -142,16 +146,28 @@ class Bytes:
     def stored(self, module: Module, parts: Mapping[str, Array]) -> StoredMatrix | None:
         codes = parts["weight"]
         n, k = codes.shape
-        scales = _narrow(self._each(parts["weight_scale"], n))
+        scales = self._scales(module, parts, n)
         if not self.symmetric or k % 4:
             return None
         return StoredMatrix("int8", codes.view(np.uint8), (n, k), k // scales.shape[1], scales=scales)
+
+    def _scales(self, module: Module, parts: Mapping[str, Array], n: int) -> npt.NDArray[np.floating]:
+        if "weight_zero_point" in parts:
+            _check_symmetric(module, self.symmetric, parts["weight_zero_point"], 0)
+        return _narrow(self._each(parts["weight_scale"], n))
 
     @staticmethod
     def _each(values: Array, n: int) -> Array:
         """One for each channel and group: [n, groups]."""
         rows = values.reshape(1, 1) if values.size == 1 else values.reshape(n, -1)
         return np.ascontiguousarray(np.broadcast_to(rows, (n, rows.shape[1])))
+
+
+def _check_symmetric(module: Module, symmetric: bool, zeros: Array, middle: int) -> None:
+    if symmetric and (zeros != middle).any():
+        raise module.fail(
+            "weight_zero_point", "holds zero points other than the middle, although symmetric is true"
+        )
 
 
 def _unsigned(signed: Array) -> npt.NDArray[np.uint8]:
@@ -163,16 +179,26 @@ def _unsigned(signed: Array) -> npt.NDArray[np.uint8]:
 def scheme(options: Options) -> Scheme:
     """ModelError for a variant that is not read."""
     form = options.one_of("format", (_PACKED, "float-quantized", *_BYTES))
+    _refuse_more(options)
     weights = _weights(options)
     if form == "float-quantized":
         weights.one_of("num_bits", (8,))
         weights.one_of("type", ("float",))
-        return fp8.Fp8(_NAME, fp8.block_shape(weights, "block_structure"))
+        return fp8.Fp8(_NAME, fp8.block_shape(weights, "block_structure"), "block_structure")
     weights.one_of("type", ("int",), "int")
     bits = weights.one_of("num_bits", (4, 8) if form == _PACKED else (8,))
     weights.one_of("strategy", ("group", "channel") if form == _PACKED else ("group", "channel", "tensor"))
     symmetric = weights.one_of("symmetric", (True, False), True)
     return PackQuantized(bits, symmetric) if form == _PACKED else Bytes(symmetric)
+
+
+def _refuse_more(options: Options) -> None:
+    """What is done to weights or activations besides rounding them."""
+    if options.values.get("transform_config"):
+        raise options.fail("transform_config", "turns activations at run time, which is not supported")
+    sparsity = options.part("sparsity_config")
+    if sparsity is not None and sparsity.values:
+        sparsity.one_of("format", ("dense",), "dense")
 
 
 _PACKED, _BYTES = "pack-quantized", ("int-quantized", "naive-quantized")

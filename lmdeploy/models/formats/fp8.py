@@ -30,7 +30,9 @@ class Fp8:
 
     name: str
     block: tuple[int, int] | None
+    block_key: str = "weight_block_size"
     marks: tuple[str, ...] = ("weight_scale_inv", "weight_scale")
+    order_part: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -48,6 +50,12 @@ class Fp8:
         fits: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (n,), (n, 1))
         if self.block is not None:
             fits = ((-(-n // self.block[0]), -(-k // self.block[1])),)
+        if shape not in fits and self.block is None and len(shape) == 2:
+            raise module.fail(
+                mark,
+                f"has shape {list(shape)}, scales of blocks, whose size quantization_config must give"
+                f" ({self.block_key})",
+            )
         if shape not in fits:
             raise module.fail(mark, f"has shape {list(shape)}; {list(fits[-1])} is expected")
         return Matrix((n, k), "bfloat16", 16, 0)

@@ -45,6 +45,7 @@ class Gptq:
     name: str = "gptq"
     marks: tuple[str, ...] = ("qweight",)
     parts: tuple[str, ...] = ("qweight", "qzeros", "scales", "g_idx")
+    order_part: str = "g_idx"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -90,6 +91,8 @@ class Gptq:
         zeros += np.uint8(self.zero_offset)  # 1 to 16; 8 bits wrap
         if self.bits == 8 and self.symmetric and (zeros != 128).any():
             raise module.fail("qzeros", "holds zero points other than 128, although sym is true")
+        if self.bits == 4 and self.symmetric and (zeros == zeros[0, 0]).all():
+            _check_version(module, int(zeros[0, 0]))
         return zeros
 
     def _order(self, module: Module, parts: Mapping[str, Array], k: int) -> npt.NDArray[np.int32] | None:
@@ -103,6 +106,17 @@ class Gptq:
         if not np.array_equal(order, np.arange(k)):
             raise module.fail("g_idx", "is not in order, although desc_act is false")
         return None
+
+
+def _check_version(module: Module, zero: int) -> None:
+    """The one zero point of a matrix that is said to be symmetric. One off, the two versions are mixed up."""
+    if zero in (7, 9):
+        meant = "gptq" if zero == 7 else "gptq_v2"
+        raise module.fail(
+            "qzeros",
+            f"holds only zero points of {zero}, where sym means 8: the tensors look like checkpoint_format"
+            f" {meant!r}, which quantization_config does not say",
+        )
 
 
 def scheme(options: Options) -> Gptq:

@@ -126,6 +126,10 @@ class Scheme(Protocol):
     def parts(self) -> tuple[str, ...]:
         """Last names of all tensors of a quantised matrix, also those that are not read."""
 
+    @property
+    def order_part(self) -> str:
+        """Last name of the tensor that gives the group of each input; "" where there is none."""
+
     def matrix(self, module: Module) -> Matrix:
         """From headers; ModelError naming the tensor that does not fit."""
 

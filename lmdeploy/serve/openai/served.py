@@ -11,11 +11,11 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
 
 from lmdeploy import __version__
 from lmdeploy.errors import ModelNotServedError
 from lmdeploy.logging import REQUEST
+from lmdeploy.models.hub import model_name
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.generate import Frontend
 from lmdeploy.runtime.memory_plan import MAX_BODIES
@@ -88,7 +88,7 @@ class Served:
     @property
     def ids(self) -> tuple[str, ...]:
         """Names that /v1/models lists; the first is the one that stands for "no model named"."""
-        return tuple(dict.fromkeys((*self.extra_names, PurePath(self.model).name or self.model)))
+        return tuple(dict.fromkeys((*self.extra_names, model_name(self.model))))
 
     @property
     def names(self) -> tuple[str, ...]:

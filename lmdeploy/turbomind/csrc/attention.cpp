@@ -91,7 +91,7 @@ void Model::attention(Worker& w, int layer) {
   });
 }
 
-void Model::attend(int layer, const QueryTile& tile, int kv_head, int split, const Partial& result) {
+void Model::attend(int layer, const QueryTile& tile, int kv_head, int split, bool ahead, const Partial& result) {
   const LayerShape& shape = shape_.layers[layer];
   int heads = shape.heads / shape.kv_heads;
   AttentionItem item{};
@@ -100,6 +100,7 @@ void Model::attend(int layer, const QueryTile& tile, int kv_head, int split, con
   item.blocks = batch_.block_ids + batch_.block_start[tile.row];
   item.kv_begin = split * kSplit;
   item.kv_end = std::min(item.kv_begin + kSplit, tile.position + tile.rows);
+  item.kv_ahead = ahead ? tile.position + tile.rows : item.kv_end;
   item.position = tile.position;
   item.rows = tile.rows;
   item.heads = heads;
@@ -117,9 +118,9 @@ void Model::attend_tile(Worker& w, int layer, const QueryTile& tile, int kv_head
   const LayerShape& shape = shape_.layers[layer];
   Splits splits = visible_splits(shape, tile);
   const Partial &total = w.space.total, &part = w.space.part;
-  attend(layer, tile, kv_head, splits.first, total);
+  attend(layer, tile, kv_head, splits.first, true, total);
   for (int i = 1; i < splits.count; ++i) {
-    attend(layer, tile, kv_head, splits.first + i, part);
+    attend(layer, tile, kv_head, splits.first + i, true, part);
     add_part(total, part, tile.rows * (shape.heads / shape.kv_heads), shape.head_dim);
   }
   finish_tile(layer, tile, kv_head, total);
@@ -134,7 +135,7 @@ void Model::attend_part(int layer, const QueryTile& tile, int kv_head, int split
     size_t at = size_t(slot + i) * heads;
     return Partial{space_.shared.out + at * shape.head_dim, space_.shared.max + at, space_.shared.sum + at};
   };
-  attend(layer, tile, kv_head, splits.first + split, part(split));
+  attend(layer, tile, kv_head, splits.first + split, false, part(split));
   std::atomic<int>& done = space_.splits_done[slot];
   if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < splits.count) return;
   done.store(0, std::memory_order_relaxed);

@@ -82,7 +82,8 @@ class Model {
   void attention(Worker& w, int layer);
   void attend_tile(Worker& w, int layer, const QueryTile& tile, int kv_head);
   void attend_part(int layer, const QueryTile& tile, int kv_head, int split, int slot);
-  void attend(int layer, const QueryTile& tile, int kv_head, int split, const Partial& result);
+  // One range; `ahead`: the calling thread goes on with the next one.
+  void attend(int layer, const QueryTile& tile, int kv_head, int split, bool ahead, const Partial& result);
   void finish_tile(int layer, const QueryTile& tile, int kv_head, const Partial& total);
 
   // Distributes [0, total): when few rows, a fixed share for each thread (the same weights every step), else pieces

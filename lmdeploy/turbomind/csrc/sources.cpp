@@ -10,7 +10,9 @@ namespace {
 
 constexpr int kAtOnce = 128;  // inputs of a row: 16 rows of them fill lines that stay in the first cache
 
-int inputs_per_line(WeightKind kind) { return kind == kW4Zero || kind == kW4Min ? 8 : kind == kBf16 ? 2 : 4; }
+int inputs_per_line(WeightKind kind) {
+  return kind == kW4Zero || kind == kW4Min ? 8 : kind == kBf16 || kind == kFp16 ? 2 : 4;
+}
 
 uint8_t* tile_lines(const Matrix& m, int tile) {
   return const_cast<uint8_t*>(m.lines) + size_t(tile) * (m.k_padded / inputs_per_line(m.kind)) * kLine;
@@ -69,31 +71,23 @@ uint32_t pack_blocks(const FileMatrix& src, int row, int count, const Matrix& ds
   return notes;
 }
 
-// Values as bfloat16 bits; returns bits that a bfloat16 does not have. What is infinite or no number becomes infinite.
+// Values as 16 bits of the packed kind; returns bits that it does not have. What is infinite or no number stays so.
 struct FromBf16 {
-  static constexpr int kBytes = 2;
+  static constexpr int kBytes = 2, kLane = 4;
+  static constexpr uint32_t kExponent = 0x7F80u;
   static uint32_t convert(const uint8_t* at, int count, uint16_t* out) {
     std::memcpy(out, at, size_t(count) * 2);
     return 0;
   }
 };
-struct FromF16 {
-  static constexpr int kBytes = 2;
-  static uint32_t convert(const uint8_t* at, int count, uint16_t* out) {
-    uint16_t halves[kAtOnce];
-    std::memcpy(halves, at, size_t(count) * 2);
-    uint32_t lost = 0;
-    for (int i = 0; i < count; ++i) {
-      uint32_t half = halves[i], bits = as_bits(half_to_float(halves[i]));
-      uint32_t endless = (half & 0x7C00u) == 0x7C00u ? 0x7F80u : 0u;  // would pass for a large number
-      lost |= bits;
-      out[i] = static_cast<uint16_t>(float_to_bf16(bits) | endless);
-    }
-    return lost & 0xFFFFu;
-  }
+struct FromF16 {  // kept as they are
+  static constexpr int kBytes = 2, kLane = 2;
+  static constexpr uint32_t kExponent = 0x7C00u;
+  static uint32_t convert(const uint8_t* at, int count, uint16_t* out) { return FromBf16::convert(at, count, out); }
 };
 struct FromF32 {
-  static constexpr int kBytes = 4;
+  static constexpr int kBytes = 4, kLane = 4;
+  static constexpr uint32_t kExponent = 0x7F80u;
   static uint32_t convert(const uint8_t* at, int count, uint16_t* out) {
     uint32_t values[kAtOnce], lost = 0;
     std::memcpy(values, at, size_t(count) * 4);
@@ -111,8 +105,15 @@ template <class From>
 uint32_t float_lanes(const uint8_t* at, int count, uint8_t* out) {
   uint16_t values[kAtOnce + 1] = {};
   uint32_t notes = From::convert(at, count, values) != 0 ? kRounded : 0u, endless = 0;
-  for (int i = 0; i < count; ++i) endless |= (values[i] & 0x7F80u) + 0x0080u;
-  for (int i = 0; i < count; i += 2, out += kLine) std::memcpy(out, values + i, 4);
+  for (int i = 0; i < count; ++i) endless |= (values[i] & From::kExponent) + (From::kExponent & (0u - From::kExponent));
+  for (int i = 0; i < count; i += 2, out += kLine) {
+    if (From::kLane == 4) {
+      std::memcpy(out, values + i, 4);
+    } else {  // a half line for each input
+      std::memcpy(out, values + i, 2);
+      std::memcpy(out + kLine / 2, values + i + 1, 2);
+    }
+  }
   return notes | ((endless & 0x8000u) != 0 ? kNotFinite : 0u);
 }
 
@@ -124,7 +125,7 @@ uint32_t pack_floats(const FileMatrix& src, int row, int count, const Matrix& ds
     const int some = std::min(kAtOnce, src.k - begin);
     for (int lane = 0; lane < count; ++lane) {
       const uint8_t* at = row_at(src, row + lane) + size_t(begin) * From::kBytes;
-      notes |= float_lanes<From>(at, some, out + begin / 2 * kLine + lane * 4);
+      notes |= float_lanes<From>(at, some, out + begin / 2 * kLine + lane * From::kLane);
     }
   }
   return notes;
@@ -275,8 +276,9 @@ WeightKind packed_kind(SourceForm form) {
     case kRowsInt8:
     case kInputsGptq8:
       return kInt8;
-    case kRowsBf16:
     case kRowsF16:
+      return kFp16;
+    case kRowsBf16:
     case kRowsF32:
       return kBf16;
     default:

@@ -50,7 +50,7 @@ uint32_t Weights::pack_file(int matrix, const FileMatrix& source, int dst_row, i
   int tiles = (source.n + kTile - 1) / kTile;
   int last = run > 0 ? tiles * kTile * 2 : dst_row + source.n;
   bool fits = packed_kind(source.form) == dst.kind && source.k == dst.k && last <= dst.n && dst_row >= 0;
-  if (!fits || (run == 0 && dst_row % kTile != 0) || (dst.kind != kBf16 && source.group % dst.group != 0)) {
+  if (!fits || (run == 0 && dst_row % kTile != 0) || (dst.groups > 0 && source.group % dst.group != 0)) {
     throw std::invalid_argument("a file's matrix that does not fit the packed one");
   }
   std::atomic<uint32_t> notes{0};

@@ -155,8 +155,8 @@ std::pair<double, double> time_attend(const KernelTable& table, const KvCache& c
     for (int item = t; item < sequences * cache.heads; item += threads)
       for (int begin = 0; begin < tokens; begin += kSplit)
         table.attend({&cache.layer, item % cache.heads, blocks.data() + item / cache.heads * per_sequence, begin,
-                      std::min(begin + kSplit, tokens), tokens - rows, rows, heads, q.data(), ptrdiff_t(heads) * dim, 0,
-                      0.0f, out.data(), max.data(), sum.data()});
+                      std::min(begin + kSplit, tokens), tokens, tokens - rows, rows, heads, q.data(),
+                      ptrdiff_t(heads) * dim, 0, 0.0f, out.data(), max.data(), sum.data()});
   };
   const Work read = [&](int t) {
     const size_t part = cache.memory.size() / threads / 64 * 64;

@@ -161,9 +161,9 @@ std::tuple<Result<float>, Result<float>, Result<float>> attend(const KernelTable
   const size_t rows = q.shape(0), heads = q.shape(1), dim = q.shape(2);
   auto out = new_array<float>({rows, heads, dim});
   auto max = new_array<float>({rows, heads}), sum = new_array<float>({rows, heads});
-  const AttentionItem item{&cache.layer, kv_head,   blocks.data(), kv_begin,   kv_end,
-                           position,     int(rows), int(heads),    q.data(),   ptrdiff_t(heads * dim),
-                           window,       softcap,   out.data(),    max.data(), sum.data()};
+  const AttentionItem item{
+      &cache.layer, kv_head,  blocks.data(),          kv_begin, kv_end,  kv_end,     position,   int(rows),
+      int(heads),   q.data(), ptrdiff_t(heads * dim), window,   softcap, out.data(), max.data(), sum.data()};
   table.attend(item);
   return {out, max, sum};
 }

@@ -211,7 +211,8 @@ uint32_t pack_file(Model& model, int matrix, int form, int k, int group,
       source.form == kRowsWords4 || source.form == kRowsWords8 || source.form == kRowsInt8 || by_inputs(source.form);
   bool zeroed = grouped && packed_kind(source.form) == kW4Zero;
   require(grouped == scales.has_value() && zeroed == zeros.has_value(), "scales or zeros are missing or too many");
-  require(packed_kind(source.form) == kBf16 || group > 0, "a group size is needed");
+  bool dense = packed_kind(source.form) == kBf16 || packed_kind(source.form) == kFp16;
+  require(dense || group > 0, "a group size is needed");
   if (grouped) {
     size_t entries = size_t(source.n) * ((k + group - 1) / group);
     require(scales->shape(0) == entries && (!zeros || zeros->shape(0) == entries), "one scale per group is needed");

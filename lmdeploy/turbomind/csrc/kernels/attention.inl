@@ -43,10 +43,11 @@ struct Chunk {
   int tiles, dim;  // key tiles that any pair sees, head dimension
   const uint8_t* keys[kChunk / kTile];
   const uint8_t* values[kChunk / kTile];
-  const uint8_t* next_keys[kChunk / kTile];  // of the chunk after this one, to be brought nearer
-  const uint16_t* scales[kChunk / kTile];    // of keys; see factors_of
-  int block_size;
-  int first[kPairs], last[kPairs];  // visible tokens [first, last) of each pair, counted from the chunk's first
+  // Of the chunk after this one, to be brought nearer: keys while scores are computed; of values, every other 64 bytes
+  // during the softmax and the rest during the outputs, so that memory is never idle.
+  const uint8_t *next_keys[kChunk / kTile], *next_values[kChunk / kTile];
+  alignas(64) float factors[4][kChunk];  // scales of keys and of values, offsets of keys and of values
+  int first[kPairs], last[kPairs];       // visible tokens [first, last) of each pair, counted from the chunk's first
   float query_unit[kPairs], query_sum[kPairs];
   float factor[kPairs], shift[kPairs];  // of earlier outputs, and what the values' offsets add
   float unit[kPairs][kSpans];           // of the weights below
@@ -111,8 +112,7 @@ INLINE void score_tiles(Chunk& c, const int32_t* q, int tile) {
 #pragma GCC unroll 4
       for (int t = 0; t < T; ++t) {
         const int at = i / L * kLineBytes<BITS>;
-        // The values of these tokens are wanted next, and lie elsewhere in the block.
-        if (kLineBytes<BITS> == 64 || i / L % 2 == 0) __builtin_prefetch(c.values[tile + t] + at, 0, 2);
+        if (at % 64 == 0) __builtin_prefetch(c.next_keys[tile + t] + at, 0, 2);
         load_lines<BITS>(c.keys[tile + t] + at, lines[t]);
       }
 #pragma GCC unroll 2
@@ -152,14 +152,23 @@ INLINE float finish_scores(Chunk& c, int p, float softcap, bool partial) {
   Vec largest = splat(-kInfinity);
   for (int t = 0; t < c.tiles; ++t) {
     float* at = c.scores[p] + t * kTile;
-    Vec s = mul(load(at), mul(load_bf16(c.scales[t]), unit));
-    if constexpr (BITS < 16) s = fma(load_bf16(c.scales[t] + 2 * c.block_size), sum, s);
+    Vec s = mul(load(at), mul(load(c.factors[0] + t * kTile), unit));
+    if constexpr (BITS < 16) s = fma(load(c.factors[2] + t * kTile), sum, s);
     if (softcap > 0) s = capped(s, softcap);
     if (partial) s = keep(s, c.first[p] - t * kTile, c.last[p] - t * kTile, splat(-kInfinity));
     store(at, s);
     largest = max(s, largest);
   }
   return reduce_max(largest);
+}
+
+// e^(x - shift) where x <= shift, as 2^t with a relative error of 3e-6; exactly 0 far below.
+INLINE Vec weight(Vec x, Vec minus_shift2) {
+  const Vec t = max(splat(-200.0f), fma(x, splat(1.44269504f), minus_shift2)), n = round(t), f = sub(t, n);
+  Vec p = fma(splat(9.58285e-3f), f, splat(5.590642e-2f));
+  p = fma(p, f, splat(2.4024099e-1f));
+  p = fma(p, f, splat(6.9312419e-1f));
+  return scale2(fma(p, f, splat(1.0f)), n);
 }
 
 // Words for the weights of one span, [span * kSpan, end).
@@ -177,16 +186,16 @@ static void softmax_chunk(Chunk& c, int p, float softcap, float* max_so_far, flo
   const bool partial = c.first[p] > 0 || c.last[p] < c.tiles * kTile;
   const float top = finish_scores<BITS>(c, p, softcap, partial), best = top > *max_so_far ? top : *max_so_far;
   const float shift = best == -kInfinity ? 0.0f : best;
+  const Vec base = splat(shift * -1.44269504f);
   Vec total = zero(), shifts = zero();
   for (int span = 0; span < kSpans && span * kSpan < c.tiles * kTile; ++span) {
     Vec weights = zero(), largest = zero();
     const int end = (span + 1) * kSpan < c.tiles * kTile ? (span + 1) * kSpan : c.tiles * kTile;
     for (int at = span * kSpan; at < end; at += kTile) {
-      const uint16_t* factors = c.scales[at / kTile];
-      const Vec e = exp(sub(load(c.scores[p] + at), splat(shift)));
+      const Vec e = weight(load(c.scores[p] + at), base);
       total = add(total, e);
-      Vec w = mul(e, load_bf16(factors + c.block_size));
-      Vec offset = BITS < 16 ? mul(e, load_bf16(factors + 3 * c.block_size)) : zero();
+      Vec w = mul(e, load(c.factors[1] + at));
+      Vec offset = BITS < 16 ? mul(e, load(c.factors[3] + at)) : zero();
       if (partial) {
         w = keep(w, c.first[p] - at, c.last[p] - at, zero());
         offset = keep(offset, c.first[p] - at, c.last[p] - at, zero());
@@ -212,13 +221,13 @@ template <int BITS, int P, int V>
 INLINE void add_tile(const Chunk& c, int tile, int v0, IntVec (&sums)[P][V]) {
   constexpr int L = V == 1 ? 1 : kLines<BITS>, B = kLineBytes<BITS>, RUN = 8 * B;
   const int skip = v0 / kLines<BITS> * RUN;
-  const uint8_t *at = c.values[tile] + skip, *next = c.next_keys[tile] + skip;
+  const uint8_t *at = c.values[tile] + skip, *next = c.next_values[tile] + skip;
 #pragma GCC unroll 1
   for (int i = 0; i < kTile / 2; ++i, at += B, next += B) {
     IntVec lines[V / L][kLines<BITS>];
 #pragma GCC unroll 4
     for (int v = 0; v < V / L; ++v) {
-      if (B == 64 || i % 2 == 0) __builtin_prefetch(next + v * RUN, 0, 2);
+      if (i * B % 128 == 64) __builtin_prefetch(next + v * RUN, 0, 2);
       if constexpr (V == 1) {
         lines[v][0] = load_line<BITS>(at, v0 % 2 == 1);
       } else {
@@ -275,10 +284,30 @@ static void outputs(const Chunk& c, float* out) {
 
 // ---- one item ----
 
-static const uint8_t* keys_of(const AttentionItem& item, int token) {
+INLINE uint8_t* head_of(const AttentionItem& item, int token) {
+  return head_base(*item.kv, item.kv_head, item.blocks[token / item.kv->block_size]);
+}
+INLINE const uint8_t* values_of(const AttentionItem& item, int token) {
   const KvLayer& kv = *item.kv;
-  const uint8_t* head = head_base(kv, item.kv_head, item.blocks[token / kv.block_size]);
-  return head + token % kv.block_size / kTile * kv.key_tile;
+  const int tile = token % kv.block_size / kTile;
+  return head_of(item, token) + kv.block_size / kTile * kv.key_tile + tile * kv.value_tile;
+}
+
+// Every other 64 bytes of the next values, share `part` of `parts`.
+INLINE void fetch_values(const Chunk& c, int value_tile, int part, int parts) {
+  for (int t = part; t < c.tiles; t += parts)
+    for (int at = 0; at < value_tile; at += 128) __builtin_prefetch(c.next_values[t] + at, 0, 2);
+}
+
+// Where tile t of the next chunk lies, from `token` on. Its scales and offsets are fetched now: a chunk begins with
+// them.
+INLINE void place_next(const AttentionItem& item, int token, int t, Chunk& c) {
+  const KvLayer& kv = *item.kv;
+  uint8_t* head = head_of(item, token);
+  c.next_keys[t] = head + token % kv.block_size / kTile * kv.key_tile;
+  c.next_values[t] = values_of(item, token);
+  const uint16_t* factors = factors_of(kv, head) + token % kv.block_size;
+  for (int i = 0; i < (kv.bits == 16 ? 2 : 4); ++i) __builtin_prefetch(factors + i * kv.block_size, 0, 3);
 }
 
 // Places the chunk starting at `begin`; false when no pair sees any of it.
@@ -297,13 +326,16 @@ static bool place_chunk(const AttentionItem& item, int pair, int pairs, int begi
   }
   c.tiles = (end + kTile - 1) / kTile;
   for (int t = 0; t < c.tiles; ++t) {
-    const int token = begin + t * kTile, slot = token % kv.block_size;
-    uint8_t* head = head_base(kv, item.kv_head, item.blocks[token / kv.block_size]);
-    c.keys[t] = head + slot / kTile * kv.key_tile;
-    c.values[t] = head + kv.block_size / kTile * kv.key_tile + slot / kTile * kv.value_tile;
-    c.scales[t] = factors_of(kv, head) + slot;
-    const int next = token + kChunk;
-    c.next_keys[t] = next < item.kv_end ? keys_of(item, next) : c.keys[t];
+    const int token = begin + t * kTile, next = token + kChunk;
+    uint8_t* head = head_of(item, token);
+    c.keys[t] = head + token % kv.block_size / kTile * kv.key_tile;
+    c.values[t] = values_of(item, token);
+    c.next_keys[t] = c.keys[t];
+    c.next_values[t] = c.values[t];
+    if (next < item.kv_ahead) place_next(item, next, t, c);
+    const uint16_t* factors = factors_of(kv, head) + token % kv.block_size;
+    for (int i = 0; i < (kv.bits == 16 ? 2 : 4); ++i)
+      store(c.factors[i] + t * kTile, load_bf16(factors + i * kv.block_size));
   }
   return any;
 }
@@ -312,7 +344,6 @@ template <int BITS, int P>
 static void attend_pairs(const AttentionItem& item, int pair) {
   Chunk c;
   c.dim = item.kv->head_dim;
-  c.block_size = item.kv->block_size;
   int32_t q[kMaxHeadDim / 2 * P];
   for (int p = 0; p < P; ++p) {
     const int row = (pair + p) / item.heads, head = (pair + p) % item.heads;
@@ -327,7 +358,10 @@ static void attend_pairs(const AttentionItem& item, int pair) {
   for (int begin = item.kv_begin; begin < item.kv_end; begin += kChunk) {
     if (!place_chunk(item, pair, P, begin, c)) continue;
     scores<BITS, P>(c, q);
-    for (int p = 0; p < P; ++p) softmax_chunk<BITS>(c, p, item.softcap, item.max + pair + p, item.sum + pair + p);
+    for (int p = 0; p < P; ++p) {
+      fetch_values(c, item.kv->value_tile, p, P);
+      softmax_chunk<BITS>(c, p, item.softcap, item.max + pair + p, item.sum + pair + p);
+    }
     outputs<BITS, P>(c, out);
   }
 }

@@ -97,6 +97,7 @@ struct AttentionItem {
   int32_t kv_head;
   const int32_t* blocks;  // the sequence's block ids
   int32_t kv_begin, kv_end;
+  int32_t kv_ahead;  // a hint: the caller goes on with the tokens from kv_end to this one; kv_end when it does not
   int32_t position;
   int32_t rows, heads;
   const float* q;  // [rows][q_stride], heads of this KV head contiguous, already scaled and rotated
