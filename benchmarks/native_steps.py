@@ -1,11 +1,11 @@
 """Whole steps of the native engine beside the limits of the same machine in the same process.
 
-    python benchmarks/native_steps.py [--model demo|0.5b|1b] [--group 32|128] [--accuracy fast] [--rows 1,2]
+    python benchmarks/native_steps.py [--model PATH] [--accuracy fast] [--rows 1,2]
 
 Rows decode one token each at a short context; `prefill` is one prompt. Printed: the step's time,
 2 x parameters x rows / time as a share of the int8 dot-product peak (attention is in the time, not in the
-count), and the time divided by what a plain read of all packed weights would take. Models other than the
-demo model have random weights: 4-bit codes with zeros in groups, an 8-bit head.
+count), and the time divided by what a plain read of all packed weights would take. random_models.py writes
+models of other shapes.
 """
 
 from __future__ import annotations
@@ -15,68 +15,20 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from measure.demo import demo_model
 
 from lmdeploy.engine.batch import Batch, SampleColumns
 from lmdeploy.engine.executor import Limits
-from lmdeploy.models.checkpoint import TensorInfo
 from lmdeploy.models.registry import open_checkpoint
-from lmdeploy.models.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
-from lmdeploy.quant.tensors import GroupedTensor, Tensor
+from lmdeploy.models.spec import ModelSpec
 from lmdeploy.turbomind import _turbomind
 from lmdeploy.turbomind.executor import NativeConfig, TurbomindExecutor
 
 K = _turbomind.kernels
 BLOCK, CONTEXT = 64, 64
-# hidden, layers, heads, KV heads, head_dim, intermediate, vocabulary
-SHAPES = {
-    "0.5b": (896, 24, 14, 2, 64, 4864, 151936),
-    "1b": (2048, 16, 32, 8, 64, 8192, 128256),
-}
-
-
-@dataclass
-class RandomCheckpoint:
-    """The Checkpoint contract over random weights; tensors of one shape share their values."""
-
-    spec: ModelSpec
-    group: int
-
-    def names(self) -> frozenset[str]:
-        return frozenset(name for name, _ in self.spec.tensors())
-
-    def info(self, name: str) -> TensorInfo:
-        shape = dict(self.spec.tensors())[name]
-        if len(shape) == 1:
-            return TensorInfo(shape, "float32", 32, 0, 4 * shape[0])
-        kind = "int8" if name in ("embed.weight", "lm_head.weight") else "int4_zero"
-        return TensorInfo(shape, kind, 8 if kind == "int8" else 4, self.group, shape[0] * shape[1])
-
-    def read(self, name: str) -> Tensor:
-        info, rng = self.info(name), np.random.default_rng(1)
-        if len(info.shape) == 1:
-            return np.ones(info.shape, np.float32)
-        n, k = info.shape
-        bits = rng.integers(0, 256, (n, k), np.uint8)
-        scales = np.full((n, -(-k // self.group)), 3 / 16 / k**0.5, np.float16)
-        if info.bits == 8:
-            return GroupedTensor(8, self.group, bits.view(np.int8), scales / np.float16(16))
-        return GroupedTensor(4, self.group, bits & 15, scales, zeros=np.full(scales.shape, 8, np.uint8))
-
-    def close(self) -> None:
-        pass
-
-
-def random_checkpoint(name: str, group: int) -> RandomCheckpoint:
-    hidden, layers, heads, kv_heads, dim, intermediate, vocab = SHAPES[name]
-    attention = AttentionSpec(heads, kv_heads, dim, dim**-0.5, RopeSpec(10000.0, dim))
-    layer = LayerSpec(attention, FfnSpec(intermediate, "silu"))
-    return RandomCheckpoint(
-        ModelSpec("llama", hidden, vocab, 4096, NormSpec(1e-5), (layer,) * layers, tie_embeddings=True), group
-    )
 
 
 def samples(tokens: list[int]) -> SampleColumns:
@@ -151,8 +103,7 @@ def best_time(executor: Any, step: Batch, seconds: float) -> tuple[float, float]
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--model", default="demo", help="demo, 0.5b, 1b or a GGUF file")
-    parser.add_argument("--group", type=int, default=32)
+    parser.add_argument("--model", default="demo", help="demo, or the path of a model")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--accuracy", default="auto", choices=("exact", "auto", "fast"))
     parser.add_argument("--rows", default="1,2,4,6,8,16,32,64")
@@ -160,12 +111,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=CONTEXT)
     parser.add_argument("--seconds", type=float, default=0.7, help="for each step")
     args = parser.parse_args()
-    if args.model in SHAPES:
-        checkpoint: Any = random_checkpoint(args.model, args.group)
-    else:
-        from measure.demo import demo_model
-
-        checkpoint = open_checkpoint(demo_model() if args.model == "demo" else args.model)
+    checkpoint = open_checkpoint(demo_model() if args.model == "demo" else args.model)
     all_steps = list(steps(args))
     blocks = max(len(step.block_ids) for *_, step in all_steps)
     tokens = max(count for _, count, _, _ in all_steps)

@@ -103,10 +103,10 @@ class InputLayout:
         total = 0
         if self.group:
             padded = ceil_div(self.k, self.group) * self.group
-            groups = padded // self.group
-            total += align(rows * padded) + 3 * align(rows * groups * 4)
+            groups = ceil_div(rows, ROW_BLOCK) * ROW_BLOCK * padded // self.group
+            total += align(rows * padded) + 3 * align(groups * 4)
             if self.threshold != NEVER:
-                total += align(rows * padded) + align(ceil_div(rows, ROW_BLOCK) * ROW_BLOCK * groups)
+                total += align(rows * padded) + align(groups)
         values = rows * ceil_div(self.k, 2) * 2
         return total + self.bf16 * align(2 * values) + self.f32 * align(4 * values)
 

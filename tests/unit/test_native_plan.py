@@ -63,10 +63,10 @@ def test_packed_bytes(layout: MatrixLayout, nbytes: int) -> None:
 
 
 def test_input_bytes() -> None:
-    assert InputLayout(128, 32, 0, False).nbytes(4) == 2 * 512 + 3 * 64 + 64
-    assert InputLayout(128, 32, 0, False, float("inf")).nbytes(4) == 512 + 3 * 64
+    assert InputLayout(128, 32, 0, False).nbytes(4) == 2 * 512 + 3 * 128 + 64
+    assert InputLayout(128, 32, 0, False, float("inf")).nbytes(4) == 512 + 3 * 128
     assert InputLayout(96, 0, 2, False).nbytes(1) == 2 * 192
-    assert InputLayout(96, 32, 2, False).nbytes(1) == 2 * 128 + 3 * 64 + 64 + 2 * 192
+    assert InputLayout(96, 32, 2, False).nbytes(1) == 2 * 128 + 3 * 128 + 64 + 2 * 192
 
 
 def test_weights_and_cache_of_a_dense_model() -> None:

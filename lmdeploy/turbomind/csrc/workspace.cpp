@@ -17,12 +17,12 @@ Activations take_int8(const InputFormat& f, int rows, Arena& arena) {
   a.group = f.group;
   a.k_padded = round_up(f.k, f.group);
   a.groups = a.k_padded / f.group;
-  size_t values = size_t(rows) * a.k_padded, scales = size_t(rows) * a.groups;
+  size_t values = size_t(rows) * a.k_padded, scales = size_t(round_up(rows, kRowBlock)) * a.groups;
   a.threshold = f.threshold;
   a.hi = arena.take<int8_t>(values);
   if (std::isfinite(f.threshold)) {
     a.lo = arena.take<int8_t>(values);
-    a.second = arena.take<uint8_t>(size_t(round_up(rows, kRowBlock)) * a.groups);
+    a.second = arena.take<uint8_t>(scales);
   }
   a.scale = arena.take<float>(scales);
   a.sum = arena.take<float>(scales);

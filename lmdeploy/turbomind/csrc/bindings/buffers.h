@@ -46,19 +46,20 @@ struct PackedMatrix {
 };
 
 struct PreparedRows {
-  PreparedRows(int rows, int k, int group, bool int8, int bf16, bool f32, float threshold)
-      : unit(group > 0 ? group : 2),
+  PreparedRows(int rows_, int k, int group, bool int8, int bf16, bool f32, float threshold)
+      : rows(rows_),
+        unit(group > 0 ? group : 2),
         k_padded((k + unit - 1) / unit * unit),
         groups_per_row(group > 0 ? k_padded / group : 0),
         planes(size_t(rows) * k_padded * (int8 ? 2 : 0)),
         bf_planes(size_t(rows) * k_padded * 2 * bf16),
         f32_plane(f32 ? size_t(rows) * k_padded * sizeof(float) : 0),
-        factors(size_t(rows) * groups_per_row * 3 * sizeof(float)),
-        flags(size_t(rows + kRowBlock - 1) / kRowBlock * kRowBlock * groups_per_row) {
+        factors(groups() * 3 * sizeof(float)),
+        flags(groups()) {
     auto* bytes = static_cast<int8_t*>(planes.data());
     auto* halves = static_cast<uint16_t*>(bf_planes.data());
     auto* floats = static_cast<float*>(factors.data());
-    const size_t values = size_t(rows) * k_padded, scales = size_t(rows) * groups_per_row;
+    const size_t values = size_t(rows) * k_padded, scales = groups();
     view = {};
     view.rows = rows;
     view.k = k;
@@ -79,8 +80,8 @@ struct PreparedRows {
     view.f32 = static_cast<float*>(f32_plane.data());
   }
   size_t size() const { return size_t(view.rows) * k_padded; }
-  size_t groups() const { return size_t(view.rows) * groups_per_row; }
-  int unit, k_padded, groups_per_row;
+  size_t groups() const { return (size_t(rows) + kRowBlock - 1) / kRowBlock * kRowBlock * groups_per_row; }
+  int rows, unit, k_padded, groups_per_row;
   Buffer planes, bf_planes, f32_plane, factors, flags;
   Activations view{};
 };

@@ -209,6 +209,18 @@ std::pair<Result<int32_t>, int> collect(const KernelTable& table, Floats x, floa
   return {copy_array(index.data(), std::min(count, limit)), count};
 }
 
+// What is kept of each group of prepared rows, [rows][groups]; nothing when it is absent.
+template <typename T>
+Result<T> by_rows(const PreparedRows& self, const T* values) {
+  const int groups = self.view.groups;
+  Result<T> out = new_array<T>({values == nullptr ? 0 : size_t(self.rows) * groups});
+  for (size_t i = 0; i < out.size(); ++i) {
+    const size_t row = i / groups, group = i % groups;
+    out.data()[i] = values[(row / kRowBlock * groups + group) * kRowBlock + row % kRowBlock];
+  }
+  return out;
+}
+
 void register_buffers(nb::module_& m) {
   nb::class_<PackedMatrix>(m, "PackedMatrix")
       .def(nb::init<int, int, int, int>(), nb::arg("kind"), nb::arg("n"), nb::arg("k"), nb::arg("group"))
@@ -225,8 +237,7 @@ void register_buffers(nb::module_& m) {
           "lo", [](const PreparedRows& self) { return copy_array(self.view.lo, self.view.lo ? self.size() : 0); },
           nb::rv_policy::automatic)
       .def_prop_ro(
-          "second", [](const PreparedRows& self) { return copy_array(self.view.second, self.flags.size()); },
-          nb::rv_policy::automatic)
+          "second", [](const PreparedRows& self) { return by_rows(self, self.view.second); }, nb::rv_policy::automatic)
       .def_prop_ro(
           "bf_hi", [](const PreparedRows& self) { return copy_array(self.view.bf_hi, self.size()); },
           nb::rv_policy::automatic)
@@ -235,11 +246,9 @@ void register_buffers(nb::module_& m) {
           [](const PreparedRows& self) { return copy_array(self.view.bf_lo, self.view.bf_lo ? self.size() : 0); },
           nb::rv_policy::automatic)
       .def_prop_ro(
-          "scale", [](const PreparedRows& self) { return copy_array(self.view.scale, self.groups()); },
-          nb::rv_policy::automatic)
+          "scale", [](const PreparedRows& self) { return by_rows(self, self.view.scale); }, nb::rv_policy::automatic)
       .def_prop_ro(
-          "sum", [](const PreparedRows& self) { return copy_array(self.view.sum, self.groups()); },
-          nb::rv_policy::automatic);
+          "sum", [](const PreparedRows& self) { return by_rows(self, self.view.sum); }, nb::rv_policy::automatic);
   nb::class_<KvCache>(m, "KvCache")
       .def(nb::init<int, int, int, int, int>(), nb::arg("blocks"), nb::arg("heads"), nb::arg("block_size"),
            nb::arg("head_dim"), nb::arg("bits") = 16)

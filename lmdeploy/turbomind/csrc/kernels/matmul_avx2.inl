@@ -121,8 +121,7 @@ static void grouped_tile(const Matrix& w, const Activations& a, const Block& blo
     }
     const Group<KIND> group(w, (static_cast<size_t>(tile) * w.groups + g) * kTile);
 #pragma GCC unroll 4
-    for (int m = 0; m < M; ++m)
-      result[m] = group.add(result[m], sums[m], a, static_cast<size_t>(row + first + m) * a.groups + g);
+    for (int m = 0; m < M; ++m) result[m] = group.add(result[m], sums[m], a, group_entry(a, row + first, g) + m);
   }
 #pragma GCC unroll 4
   for (int m = 0; m < M; ++m) store(out + m * ld_out, result[m]);

@@ -24,38 +24,44 @@ INLINE __m512i four_bytes(const int8_t* p) {
 constexpr bool has_bytes(int kind) { return kind == kInt8 || kind == kInt8Min; }
 constexpr bool has_mins(int kind) { return kind == kW4Min || kind == kInt8Min; }
 
-// What turns the whole-number sums of one group of one tile into weights times activations.
+// A group of weights is (code - z) * scale or code * scale + min. The zeros start the sums of whole numbers: -z, in the
+// upper or the lower half of each lane, meets the sums of the high or of the low plane (Activations::parts).
+template <int KIND>
+INLINE __m512i negative_zeros(const Matrix& w, int tile, int g) {
+  if (has_mins(KIND)) return _mm512_setzero_si512();
+  if (KIND == kInt8) return _mm512_set1_epi32(-128);
+  const size_t entry = (static_cast<size_t>(tile) * w.groups + g) * kTile;
+  const __m512i z = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + entry)));
+  return _mm512_sub_epi32(_mm512_setzero_si512(), z);
+}
+INLINE __m512i upper_half(__m512i v) { return _mm512_slli_epi32(v, 16); }
+INLINE __m512i lower_half(__m512i v) { return _mm512_and_si512(v, _mm512_set1_epi32(0xffff)); }
+
+// The end of a group. With one plane the sums are of code * hi and 128 is in the factor: powers of two change no digit,
+// so the result is the same bits as with a low plane of zeros.
 template <int KIND>
 struct Group {
   Vec factor, least;
-  __m512i zero;  // pairs (128 z, z) for the pairs in Activations::parts
 
-  __attribute__((always_inline)) Group(const Matrix& w, int tile, int g) {
+  __attribute__((always_inline)) Group(const Matrix& w, int tile, int g, bool second) {
     const size_t entry = (static_cast<size_t>(tile) * w.groups + g) * kTile;
-    factor = load_half(w.scales + entry);
-    if (has_mins(KIND)) {
-      least = load_half(w.mins + entry);
-    } else if (KIND == kInt8) {
-      zero = _mm512_set1_epi32(128 << 23 | 128);
-    } else {
-      const __m512i z = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + entry)));
-      zero = _mm512_or_si512(_mm512_slli_epi32(z, 23), z);
-    }
+    factor = mul(load_half(w.scales + entry), splat(second ? 1.0f : 128.0f));
+    if (has_mins(KIND)) least = load_half(w.mins + entry);
   }
-
-  // whole: sum of code * (128 hi + lo)
-  __attribute__((always_inline)) Vec add(Vec result, __m512i whole, const Activations& a, size_t at) const {
-    if (!has_mins(KIND)) whole = _mm512_sub_epi32(whole, _mm512_madd_epi16(zero, _mm512_set1_epi32(a.parts[at])));
-    result = fma(mul(_mm512_cvtepi32_ps(whole), splat(a.scale[at])), factor, result);
-    return has_mins(KIND) ? fma(least, splat(a.sum[at]), result) : result;
+  __attribute__((always_inline)) Vec add(Vec result, __m512i whole, Vec scale, Vec sum) const {
+    result = fma(mul(_mm512_cvtepi32_ps(whole), scale), factor, result);
+    return has_mins(KIND) ? fma(least, sum, result) : result;
   }
 };
+
+// What is in memory stays there: the registers are for the sums.
+#define FORGET() __asm__ volatile("" : : : "memory")
 
 // Whether any of the m rows of the block that starts at `row` has a second plane in group g.
 INLINE bool has_second(const Activations& a, int row, int m, int g) {
   if (a.lo == nullptr) return false;
   uint64_t flags;
-  __builtin_memcpy(&flags, a.second + (static_cast<size_t>(row / kRowBlock) * a.groups + g) * kRowBlock, 8);
+  __builtin_memcpy(&flags, a.second + group_entry(a, row, g), 8);
   return (flags & ~uint64_t{0} >> (64 - 8 * m)) != 0;
 }
 
@@ -65,7 +71,8 @@ constexpr int kAhead = 4096;  // bytes: several streams (codes, scales, offsets)
 
 // The products of one group with both planes, or with the high one alone, for one tile.
 template <bool BYTES, int M, bool BOTH>
-INLINE void narrow_group(const uint8_t* line, int lines, const int8_t* hi, const int8_t* lo, __m512i* total) {
+INLINE void narrow_group(const uint8_t* line, int lines, const int8_t* hi, const int8_t* lo, __m512i* total,
+                         __m512i* total_low) {
   constexpr int kSets = M < 3 ? 2 : 1;  // the products of a few rows alone would wait for each other
   const __m512i nibble = _mm512_set1_epi8(15);
   __m512i high[M * kSets], low[M * kSets];
@@ -94,9 +101,8 @@ INLINE void narrow_group(const uint8_t* line, int lines, const int8_t* hi, const
   }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
-    if (kSets == 2) high[m] = _mm512_add_epi32(high[m], high[M + m]);
-    total[m] = _mm512_slli_epi32(high[m], 7);
-    if (BOTH) total[m] = _mm512_add_epi32(total[m], kSets == 2 ? _mm512_add_epi32(low[m], low[M + m]) : low[m]);
+    total[m] = kSets == 2 ? _mm512_add_epi32(high[m], high[M + m]) : high[m];
+    total_low[m] = kSets == 2 ? _mm512_add_epi32(low[m], low[M + m]) : low[m];
   }
 }
 
@@ -112,15 +118,25 @@ static void narrow_tile(const Matrix& w, const Activations& a, int row, int tile
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) result[m] = zero();
   for (int g = 0; g < w.groups; ++g) {
-    __m512i total[M];
-    if (has_second(a, row, M, g))
-      narrow_group<kBytes, M, true>(line, lines, hi, lo, total);
+    __m512i high[M], low[M];
+    const size_t at = group_entry(a, row, g);
+    const bool second = has_second(a, row, M, g);
+    if (second)
+      narrow_group<kBytes, M, true>(line, lines, hi, lo, high, low);
     else
-      narrow_group<kBytes, M, false>(line, lines, hi, lo, total);
-    const Group<KIND> group(w, tile, g);
+      narrow_group<kBytes, M, false>(line, lines, hi, lo, high, low);
+    const __m512i zeros = negative_zeros<KIND>(w, tile, g);
+    const Group<KIND> group(w, tile, g, second);
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m)
-      result[m] = group.add(result[m], total[m], a, static_cast<size_t>(row + m) * a.groups + g);
+    for (int m = 0; m < M; ++m) {
+      const __m512i parts = _mm512_set1_epi32(a.parts[at + m]);
+      if (!has_mins(KIND)) high[m] = _mm512_add_epi32(high[m], _mm512_madd_epi16(upper_half(zeros), parts));
+      if (second) {
+        high[m] = _mm512_add_epi32(_mm512_slli_epi32(high[m], 7), low[m]);
+        if (!has_mins(KIND)) high[m] = _mm512_add_epi32(high[m], _mm512_madd_epi16(lower_half(zeros), parts));
+      }
+      result[m] = group.add(result[m], high[m], splat(a.scale[at + m]), splat(a.sum[at + m]));
+    }
     line += static_cast<size_t>(lines) * 64;
     hi += w.group * M;
     lo += w.group * M;
@@ -131,17 +147,21 @@ static void narrow_tile(const Matrix& w, const Activations& a, int row, int tile
 
 // ---- more rows ----
 
-// sums[m * T + t] += the products of one group and one plane. Nibbles: 4-bit codes, else bytes.
-template <bool NIBBLES, int M, int T>
+// sums[m * T + t] += the products of one group and one plane. NIBBLES: 4-bit codes, else bytes. FETCH: asks memory for
+// as many lines at `ahead`.
+template <bool NIBBLES, int M, int T, bool FETCH>
 INLINE void add_plane(__m512i* sums, const uint8_t* line, size_t tile_stride, int step, int lines, const int8_t* plane,
                       const uint8_t* ahead) {
+  constexpr int kOnce = NIBBLES ? 2 : 4;
   const __m512i nibble = _mm512_set1_epi8(15);
-  for (int i = 0; i < lines; i += 2) {
+  for (int i = 0; i < lines; i += kOnce) {
+    if (FETCH) {
+#pragma GCC unroll 8
+      for (int j = 0; j < kOnce * T; ++j) __builtin_prefetch(ahead + j * 64, 0, 2);
+      ahead += kOnce * T * 64;
+    }
 #pragma GCC unroll 4
-    for (int j = 0; j < 2 * T; ++j) __builtin_prefetch(ahead + j * 64, 0, 2);
-    ahead += 2 * T * 64;
-#pragma GCC unroll 2
-    for (int j = 0; j < 2; ++j) {
+    for (int j = 0; j < kOnce; ++j) {
       __m512i v[T];
 #pragma GCC unroll 2
       for (int t = 0; t < T; ++t) v[t] = _mm512_load_si512(line + t * tile_stride);
@@ -178,23 +198,48 @@ static void wide_tiles(const Matrix& w, const Activations& a, int row, int tile,
   const int8_t* hi = a.hi + static_cast<size_t>(row) * a.k_padded;
   const int8_t* lo = a.lo == nullptr ? hi : a.lo + static_cast<size_t>(row) * a.k_padded;  // never read if absent
   alignas(64) float results[M * T * kTile];
+#pragma GCC unroll 16
+  for (int i = 0; i < M * T; ++i) _mm512_store_ps(results + i * kTile, zero());
   for (int g = 0; g < w.groups; ++g) {
-    __m512i sums[M * T];
-#pragma GCC unroll 16
-    for (int i = 0; i < M * T; ++i) sums[i] = _mm512_setzero_si512();
-    add_plane<kNibbles, M, T>(sums, line, tile_stride, step, lines, hi, fetch ? ahead : line);
-#pragma GCC unroll 16
-    for (int i = 0; i < M * T; ++i) sums[i] = _mm512_slli_epi32(sums[i], 7);
-    if (has_second(a, row, M, g)) add_plane<kNibbles, M, T>(sums, line, tile_stride, step, lines, lo, line);
+    const size_t at = group_entry(a, row, g);
+    const int32_t* parts = a.parts + at;
+    const float *scale = a.scale + at, *sum = a.sum + at;
+    __m512i sums[M * T], zeros[T];
+#pragma GCC unroll 2
+    for (int t = 0; t < T; ++t) zeros[t] = upper_half(negative_zeros<KIND>(w, tile + t, g));
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+      for (int t = 0; t < T; ++t)
+        sums[m * T + t] =
+            has_mins(KIND) ? _mm512_setzero_si512() : _mm512_madd_epi16(zeros[t], _mm512_set1_epi32(parts[m]));
+    FORGET();
+    add_plane<kNibbles, M, T, !PANEL>(sums, line, tile_stride, step, lines, hi, fetch ? ahead : line);
+    const bool second = has_second(a, row, M, g);
+    if (second) {
+#pragma GCC unroll 2
+      for (int t = 0; t < T; ++t) zeros[t] = lower_half(negative_zeros<KIND>(w, tile + t, g));
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+        for (int t = 0; t < T; ++t) {
+          __m512i& s = sums[m * T + t];
+          s = _mm512_slli_epi32(s, 7);
+          if (!has_mins(KIND)) s = _mm512_add_epi32(s, _mm512_madd_epi16(zeros[t], _mm512_set1_epi32(parts[m])));
+        }
+      FORGET();
+      add_plane<kNibbles, M, T, false>(sums, line, tile_stride, step, lines, lo, line);
+    }
+    FORGET();
 #pragma GCC unroll 2
     for (int t = 0; t < T; ++t) {
-      const Group<KIND> group(w, tile + t, g);
+      const Group<KIND> group(w, tile + t, g, second);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
         float* result = results + (m * T + t) * kTile;
-        const Vec before = g == 0 ? zero() : _mm512_load_ps(result);
-        _mm512_store_ps(result, group.add(before, sums[m * T + t], a, static_cast<size_t>(row + m) * a.groups + g));
+        _mm512_store_ps(result, group.add(_mm512_load_ps(result), sums[m * T + t], splat(scale[m]), splat(sum[m])));
       }
+      FORGET();
     }
     __asm__ volatile("" : : "r"(results) : "memory");  // the results stay in memory: the sums need the registers
     line += static_cast<size_t>(lines) * step;
@@ -243,6 +288,8 @@ static void all_rows(const Matrix& w, const Activations& a, int tile, const uint
     if (m <= kNarrowRows) {
       for (int t = 0; t < T; ++t) narrow[m - 1](w, a, row, tile + t, to + t * kTile, ld_out);
     } else if (panel && m == kRowBlock) {
+      const size_t share = static_cast<size_t>(w.k_padded) * 8 * T * kRowBlock / a.rows;
+      for (size_t i = 0; i < share; i += 64) __builtin_prefetch(ahead + row / kRowBlock * share + i, 0, 2);
       wide_tiles<KIND, kRowBlock, T, true>(w, a, row, tile, scratch, ahead, row == 0, to, ld_out);
     } else {
       wide[m - kNarrowRows - 1](w, a, row, tile, nullptr, ahead, row == 0, to, ld_out);

@@ -57,6 +57,11 @@ size_t plane_index(const Activations& a, int row, int k, int per) {
   return size_t(row / kRowBlock) * kRowBlock * a.k_padded + (size_t(k / per) * m + row % kRowBlock) * per + k % per;
 }
 
+// Where scale, sum, parts and second of a group of a row lie.
+size_t group_entry(const Activations& a, int row, int g) {
+  return (size_t(row / kRowBlock) * a.groups + g) * kRowBlock + row % kRowBlock;
+}
+
 bool has_bytes(const Matrix& w) { return w.kind == kInt8 || w.kind == kInt8Min; }
 
 // The stored code of one weight; Int8 is still offset by 128.
@@ -96,7 +101,7 @@ void grouped_tile(const Matrix& w, const Activations& a, int tile, int row, floa
       const int shift = k % 4 * 8 + (k % per_line < 4 ? 0 : 4);
       for (int c = 0; c < kTile; ++c) sums[c] += int32_t(lanes[c] >> shift & mask) * value;
     }
-    const size_t entry = (size_t(tile) * w.groups + g) * kTile, group = size_t(row) * a.groups + g;
+    const size_t entry = (size_t(tile) * w.groups + g) * kTile, group = group_entry(a, row, g);
     const int32_t parts = a.parts[group], high = parts >> 16, low = int16_t(parts);
     for (int c = 0; c < kTile; ++c) {
       const int32_t whole = sums[c] - zero_of(w, entry + c) * (128 * high + low);
@@ -165,11 +170,11 @@ void prepare_group(const float* x, int count, const Activations& a, int row, int
     low_sum += low;
   }
   const float scale = !finite ? NAN : zero ? 0 : largest / 16256.0f;
-  const size_t entry = size_t(row) * a.groups + g;
+  const size_t entry = group_entry(a, row, g);
   a.scale[entry] = scale;
   a.sum[entry] = scale * float(high_sum * 128 + low_sum);
   a.parts[entry] = high_sum * 65536 + (low_sum & 0xffff);
-  if (a.lo != nullptr) a.second[(size_t(row / kRowBlock) * a.groups + g) * kRowBlock + row % kRowBlock] = second;
+  if (a.lo != nullptr) a.second[entry] = second;
 }
 
 void prepare(const float* x, const Activations& a, int row, int k_begin, int count) {

@@ -96,6 +96,11 @@ INLINE Vec load_padded(const float* x, int count) {
   return count >= 16 ? load(x) : count > 0 ? load_n(x, count) : zero();
 }
 
+// Where scale, sum, parts and second of a group of a row lie.
+INLINE size_t group_entry(const Activations& a, int row, int g) {
+  return (static_cast<size_t>(row / kRowBlock) * a.groups + g) * kRowBlock + row % kRowBlock;
+}
+
 static void prepare_group(const float* x, int count, const Activations& a, int row, int g) {
   Vec largest = zero(), squares = zero();
   uint32_t bad = 0;
@@ -125,11 +130,11 @@ static void prepare_group(const float* x, int count, const Activations& a, int r
   }
   const float scale = bad ? __builtin_nanf("") : empty ? 0.0f : top / 16256.0f;
   const int32_t high = reduce_ints(high_sum), low = reduce_ints(low_sum);
-  const size_t entry = static_cast<size_t>(row) * a.groups + g;
+  const size_t entry = group_entry(a, row, g);
   a.scale[entry] = scale;
   a.sum[entry] = scale * static_cast<float>(high * 128 + low);
   a.parts[entry] = static_cast<int32_t>(static_cast<uint32_t>(high) << 16 | (static_cast<uint32_t>(low) & 0xffff));
-  if (a.lo) a.second[(static_cast<size_t>(row / kRowBlock) * a.groups + g) * kRowBlock + row % kRowBlock] = second;
+  if (a.lo) a.second[entry] = second;
 }
 
 static float float_of(uint32_t bits) {

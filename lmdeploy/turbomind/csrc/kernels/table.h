@@ -61,10 +61,11 @@ struct Activations {
   int32_t group, groups;
   float threshold;  // 0: every group has a second plane; infinity: none, and lo may be null
   int8_t *hi, *lo;
-  uint8_t* second;  // [ceil(rows / 8)][groups][8] 1: that row has a second plane; null with lo
-  float* scale;     // [rows][groups]
-  float* sum;       // [rows][groups] scale * sum(128 * hi + lo)
-  int32_t* parts;   // [rows][groups] sum(hi) in the upper 16 bits, sum(lo) in the lower
+  // Of each group, [ceil(rows / 8)][groups][8 rows of the block]:
+  uint8_t* second;  // 1: has a second plane; null with lo
+  float* scale;
+  float* sum;      // scale * sum(128 * hi + lo)
+  int32_t* parts;  // sum(hi) in the upper 16 bits, sum(lo) in the lower
   uint16_t *bf_hi, *bf_lo;
   float* f32;
 };
