@@ -138,7 +138,7 @@ void store_kv(const KvLayer& kv, int kv_head, int block, int slot, const float* 
 
 // ---- attention ----
 
-// Sums of products are exact over kSpan dimensions or tokens; see attention.inl.
+// Sums of products are exact over kSpan dimensions or tokens; see attention_chunk.inl.
 constexpr int kSpan = 64;
 constexpr float kMostSum = 131000.0f;
 

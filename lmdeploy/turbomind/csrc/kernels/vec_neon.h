@@ -248,6 +248,9 @@ INLINE void store_upper(Vec x, uint32_t* out) {
   for (int i = 0; i < 4; ++i)
     vst1_u16(reinterpret_cast<uint16_t*>(out) + 4 * i, vshrn_n_u32(vreinterpretq_u32_f32(x.v[i]), 16));
 }
+INLINE void round_bf16(Vec x, uint32_t* words) {
+  store_upper(each([=](int i) { return to_bf16(x.v[i]); }), words);
+}
 INLINE void split_bf16(Vec x, uint32_t* hi, uint32_t* lo) {
   const Vec high = each([=](int i) { return to_bf16(x.v[i]); }), rest = sub(x, high);
   store_upper(high, hi);
