@@ -102,8 +102,8 @@ class EngineConfig:
         optional=True,
     )
     enable_prefix_caching: bool = _field(True, "reuse cached blocks of equal prompt beginnings", kind=bool)
-    # 512 rows already keep the matrix units busy; more would only grow the workspace and make the sequences
-    # that are being decoded wait longer behind a chunk of a prompt.
+    # 512 rows already keep the matrix units busy; more would only grow the workspace. Beside running streams
+    # a step takes fewer, by what steps cost on this machine (engine/step_cost.py).
     max_prefill_token_num: int = _field(
         512,
         "most prompt tokens one step computes: longer prompts are cut into chunks",

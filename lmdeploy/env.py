@@ -45,8 +45,8 @@ class Variable:
 
 KERNELS = Variable(
     "LMDEPLOY_KERNELS",
-    "kernel set of the native engine: portable, avx2 or avx512; default: the best one this CPU runs",
-    choices=("portable", "avx2", "avx512"),
+    "kernel set of the native engine: portable, avx2, avx512 or neon; default: the best one this CPU runs",
+    choices=("portable", "avx2", "avx512", "neon"),
 )
 NUM_THREADS = Variable(
     "LMDEPLOY_NUM_THREADS",

@@ -63,7 +63,7 @@ def add_engine_flags(group: Flags) -> None:
         "the better fit, said at start",
     )
     added = set[str]()
-    for cls in reversed(ENGINES.values()):
+    for cls in (EngineConfig, *ENGINES.values()):
         names = {field.name for field in dataclasses.fields(cls)} - added
         add_flags(group, cls, names)
         added |= names

@@ -299,7 +299,10 @@ def _native_notes(kernels: str, machine: Machine) -> list[str]:
     """What makes the native engine slower here than it need be; `kernels` is "" for another engine."""
     notes = []
     if kernels == "portable":
-        notes.append("the portable kernels compute, which are slow: AVX2 is missing or was turned off")
+        notes.append(
+            "the portable kernels compute, which are slow: AVX2, or the dot product of ARM, is missing or was"
+            " turned off"
+        )
     if kernels and machine.huge_pages.transparent in ("never", "absent"):
         notes.append(
             "memory comes in small pages, which is slower: transparent huge pages are"

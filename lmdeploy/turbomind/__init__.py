@@ -8,10 +8,3 @@ def kernel_sets() -> tuple[str, ...]:
     from lmdeploy.turbomind import _turbomind
 
     return tuple(_turbomind.kernels.supported())
-
-
-def chosen_kernels() -> str:
-    """The kernel set in use: the fastest one, or what LMDEPLOY_KERNELS names."""
-    from lmdeploy.turbomind import _turbomind
-
-    return str(_turbomind.kernels.active())

@@ -17,6 +17,7 @@ import pytest
 import quantised_hf as q
 import torch
 from demo_model import demo_gguf, reference_model
+from responses import assert_idle, many, one
 from tiny_model import write_tiny_model
 
 from lmdeploy import GenerationConfig, Pipeline, Response, TurbomindEngineConfig, pipeline
@@ -24,8 +25,8 @@ from lmdeploy import GenerationConfig, Pipeline, Response, TurbomindEngineConfig
 SESSION_LEN = 512
 QUESTION = "Write one sentence about the sea."
 
-# As the second seed prints it (section 4.2), but for the path.
-SEED_SNIPPET = """
+# As introductions to LMDeploy print it, but for the path.
+SNIPPET = """
 from lmdeploy import pipeline, TurbomindEngineConfig, GenerationConfig
 
 engine_cfg = TurbomindEngineConfig(
@@ -57,21 +58,6 @@ def pipe() -> Iterator[Pipeline]:
         yield made
 
 
-def one(response: Response | list[Response]) -> Response:
-    assert isinstance(response, Response)
-    return response
-
-
-def many(responses: Response | list[Response]) -> list[Response]:
-    assert isinstance(responses, list)
-    return responses
-
-
-def assert_idle(pipe: Pipeline) -> None:
-    stats = pipe.stats()
-    assert (stats.running, stats.waiting, stats.blocks_held) == (0, 0, 0)
-
-
 def write_awq_model(path: Path) -> Path:
     """A tiny random Llama with AWQ weights from independent packing code, and the smoke model's tokenizer."""
 
@@ -89,7 +75,7 @@ def write_awq_model(path: Path) -> Path:
 
 @pytest.mark.parametrize("weights", ["awq", "gguf"])
 def test_code_of_the_seed_runs_as_printed(weights: str, tmp_path: Path) -> None:
-    code = SEED_SNIPPET
+    code = SNIPPET
     if weights == "gguf":
         code = "".join(line for line in code.splitlines(True) if "model_format" not in line)
     path = write_awq_model(tmp_path / "awq_model") if weights == "awq" else demo_gguf()

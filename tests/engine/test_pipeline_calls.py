@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from byte_model import make_engine, make_frontend
+from responses import assert_idle, many, one
 
 from lmdeploy.config import GenerationConfig
 from lmdeploy.engine.batch import Batch
@@ -26,21 +27,6 @@ def make(
 ) -> Pipeline:
     frontend = make_frontend(session_len) if template == "chatml" else make_frontend(session_len, template)
     return Pipeline(make_engine(script, **engine), frontend)
-
-
-def one(response: Response | list[Response]) -> Response:
-    assert isinstance(response, Response)
-    return response
-
-
-def many(responses: Response | list[Response]) -> list[Response]:
-    assert isinstance(responses, list)
-    return responses
-
-
-def assert_idle(pipe: Pipeline) -> None:
-    stats = pipe.stats()
-    assert (stats.running, stats.waiting, stats.blocks_held) == (0, 0, 0)
 
 
 USER = {"role": "user", "content": "hi"}

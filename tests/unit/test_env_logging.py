@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,14 @@ def test_the_table_is_complete_and_explained() -> None:
     assert set(env.VARIABLES) == declared
     assert len({v.name for v in env.VARIABLES}) == len(env.VARIABLES)
     assert all(v.help for v in env.VARIABLES)
+
+
+def test_every_set_of_kernels_can_be_asked_for() -> None:
+    kernels = Path(env.__file__).parent / "turbomind" / "csrc" / "kernels"
+    tables = [p.read_text() for p in kernels.glob("*.cpp")]
+    names = {m[1] for text in tables if (m := re.search(r'KernelTable table = \{"(\w+)"', text))}
+    assert names == set(env.KERNELS.choices)
+    assert all(name in env.KERNELS.help for name in names)
 
 
 def test_values() -> None:
