@@ -63,7 +63,8 @@ def add_engine_flags(group: Flags) -> None:
         "the better fit, said at start",
     )
     added = set[str]()
-    for cls in (EngineConfig, *ENGINES.values()):
+    engines: list[type[EngineConfig]] = [EngineConfig, *ENGINES.values()]
+    for cls in engines:
         names = {field.name for field in dataclasses.fields(cls)} - added
         add_flags(group, cls, names)
         added |= names

@@ -92,7 +92,7 @@ static void grouped_tile(const Matrix& w, const Activations& a, int row, int til
     const Group<KIND> group(w, (static_cast<size_t>(tile) * w.groups + g) * kTile);
     for (int m = 0; m < M; ++m) {
       const IntVec whole = each_int([&](int i) { return vaddq_s32(vshlq_n_s32(high[m].v[i], 7), low[m].v[i]); });
-      result[m] = group.add(result[m], whole, a, static_cast<size_t>(row + m) * a.groups + g);
+      result[m] = group.add(result[m], whole, a, group_entry(a, row + m, g));
     }
   }
   for (int m = 0; m < M; ++m) store(out + m * ld_out, result[m]);
