@@ -82,10 +82,7 @@ class MemoryPlan:
     bound: Literal["memory", "max_batch_size"]
     free: int
     free_bound: str  # what bounds `free`: "machine", the directory of a control group or the name of a card
-    server: int = (
-        0  # of the web server process beside the engine; 0: there is none, or the engine is on a card
-    )
-
+    server: int = 0  # of the web server process beside the engine; 0: none, or the engine is on a card
     draft: int = 0  # weights, workspace and cache of a draft model
 
     @property
