@@ -109,7 +109,7 @@ async def test_names(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_answer(client: openai.AsyncOpenAI) -> None:
-    """Streamed and not, the same words and the same counts (K04, K06)."""
+    """Streamed and not, the same words and the same counts."""
     whole = await client.chat.completions.create(
         model="demo", messages=QUESTION, temperature=0, max_tokens=40
     )
@@ -123,7 +123,7 @@ async def test_answer(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_stop_strings(client: openai.AsyncOpenAI) -> None:
-    """K01: a stop string that begins inside a token and spans several."""
+    """A stop string that begins inside a token and spans several."""
     plain, _, _ = await streamed(client, QUESTION, temperature=0, max_tokens=40)
     stop = plain[10:24]
     fields: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "stop": [stop]}
@@ -134,7 +134,7 @@ async def test_stop_strings(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_32_streams_at_once(client: openai.AsyncOpenAI) -> None:
-    """Every stream equals the answer to the same request alone, seeded ones too (K15)."""
+    """Every stream equals the answer to the same request alone, seeded ones too."""
 
     async def answer(number: int) -> str:
         messages = [{"role": "user", "content": f"Count from {number} to {number + 5}."}]
@@ -170,7 +170,7 @@ async def test_aborted_streams_leave_room(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_long_prompts(client: openai.AsyncOpenAI) -> None:
-    """K11 and K12: what fits is answered in the room that is left, what does not fit is refused."""
+    """What fits is answered in the room that is left, what does not fit is refused."""
     words = "word " * (SESSION_LEN - 100)
     answer = await client.completions.create(
         model="demo", prompt=words, max_tokens=4096, temperature=0, extra_body={"ignore_eos": True}

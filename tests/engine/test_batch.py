@@ -1,4 +1,4 @@
-"""What a planned step looks like to an executor (K17: penalty history; arrays never written again)."""
+"""What a planned step looks like to an executor (penalty history; arrays never written again)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine as its owner sees it: ids, events, aborts (K07), local errors (K31), scoring, seeds (K15)."""
+"""The engine as its owner sees it: ids, events, aborts, local errors, scoring, seeds."""
 
 from __future__ import annotations
 

@@ -95,7 +95,6 @@ class TestForms:
 
 class TestErrors:
     def test_one_bad_prompt_fails_alone(self) -> None:
-        """K31"""
         pipe = make(session_len=64)
         responses = many(pipe(["long " * 3, "a", "too long " * 20, "b", ("text", "image.png"), 5, []]))
         assert [r.index for r in responses] == list(range(7))
@@ -310,7 +309,6 @@ class TestFields:
         assert (response.logprobs, response.logits) == (None, None)
 
     def test_large_max_new_tokens_is_cut_to_the_room(self) -> None:
-        """K11"""
         response = one(
             make(b"", session_len=128)("a", GenerationConfig(max_new_tokens=4096, ignore_eos=True))
         )
@@ -324,7 +322,7 @@ class TestFields:
         assert one(pipe(prompt)).cached_tokens >= 64
 
     def test_seeds(self) -> None:
-        """K15: the same ids alone and beside seven unseeded neighbours."""
+        """The same ids alone and beside seven unseeded neighbours."""
         config = GenerationConfig(temperature=0.8, random_seed=42, max_new_tokens=40, ignore_eos=True)
         free = GenerationConfig(temperature=0.8, max_new_tokens=40, ignore_eos=True)
         alone = one(make(b"")("a", config))
@@ -435,7 +433,7 @@ def test_interrupted_call_leaves_a_pipeline_that_works() -> None:
 
 
 def test_memory_does_not_grow_with_the_number_of_requests() -> None:
-    """K08: after a warm-up, 600 different requests with log-probabilities leave nothing behind."""
+    """After a warm-up, 600 different requests with log-probabilities leave nothing behind."""
     pipe = make(b"")
     config = GenerationConfig(max_new_tokens=2, ignore_eos=True, logprobs=3)
 

@@ -1,4 +1,4 @@
-"""Which prefixes are shared, which never are (K28), and who waits for whom."""
+"""Which prefixes are shared, which never are, and who waits for whom."""
 
 from __future__ import annotations
 

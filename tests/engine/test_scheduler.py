@@ -1,4 +1,4 @@
-"""Order, budget, preemption, and requests that do not fit (K29, K30)."""
+"""Order, budget, preemption, and requests that do not fit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Sampling inside each executor against the same rules in numpy float64.
 
-The rows come from a tiny model whose logits are returned beside the draws; known failures K13, K15 and K17.
+The rows come from a tiny model whose logits are returned beside the draws.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def test_frequencies_follow_the_distribution(executor: Any, logits: Any, options
 
 
 def test_a_seeded_draw_ignores_its_neighbours(executor: Any) -> None:
-    """K15: the same seed and position beside other samples, which differ every time."""
+    """The same seed and position beside other samples, which differ every time."""
     alone = run(executor, [40], temperature=0.8, seed=42, position=7).token_ids[0]
     for place in range(5):
         seeds, positions = np.arange(8) + 100 * place, np.arange(8) * (place + 1)
@@ -151,7 +151,7 @@ def test_a_seeded_draw_ignores_its_neighbours(executor: Any) -> None:
 
 
 def test_penalties_and_bias_equal_the_reference(executor: Any, logits: Any) -> None:
-    """K17: repetition acts once per distinct id, on prompt and output; the others on the output only."""
+    """Repetition acts once per distinct id, on prompt and output; the others on the output only."""
     history = [{int(i): int(i) % 4 for i in rng.choice(VOCAB, 40, replace=False)} for _ in range(TOKENS)]
     bias = [{int(row.argmax()): -np.inf, int(i): 2.5} for row, i in zip(logits, IDS, strict=True)]
     for row, seen in zip(logits, history, strict=True):
@@ -168,7 +168,7 @@ def test_penalties_and_bias_equal_the_reference(executor: Any, logits: Any) -> N
 
 
 def test_penalties_stay_with_their_row(executor: Any, logits: Any) -> None:
-    """K17: every other row has an overwhelming penalty; the rows without are as if alone."""
+    """Every other row has an overwhelming penalty; the rows without are as if alone."""
     top = logits.argmax(1)
     history = [{int(t): 80} if i % 2 else {} for i, t in enumerate(top)]
     result = run(

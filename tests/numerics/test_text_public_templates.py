@@ -1,4 +1,4 @@
-"""Some seventy public chat templates: the same text as transformers, or the same refusal (K26, K27)."""
+"""Some seventy public chat templates: the same text as transformers, or the same refusal."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_continued_answers_equal_transformers(number: int) -> None:
     ],
 )
 def test_prompt_ids_equal_transformers(vocabulary: str, name: str) -> None:
-    """K26, with transformers reading the same vocabulary from the same GGUF file."""
+    """With transformers reading the same vocabulary from the same GGUF file."""
     text = (vocabularies() / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
     theirs = AutoTokenizer.from_pretrained(str(vocabularies()), gguf_file=f"ggml-vocab-{vocabulary}.gguf")
     ours = ChatTemplate({"default": text}, tokenizer(vocabulary), name)

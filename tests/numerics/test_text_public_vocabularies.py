@@ -99,7 +99,7 @@ def test_other_kinds_are_refused_by_name(name: str) -> None:
 
 
 def check_every_chunking(tokenizer: Tokenizer, ids: list[int], text: str) -> None:
-    """K03: token by token, in two parts cut anywhere, and at once."""
+    """Token by token, in two parts cut anywhere, and at once."""
     whole = [[ids]] + [[ids[:at], ids[at:]] for at in range(1, min(len(ids), 40))] + [[[i] for i in ids]]
     for parts in whole:
         detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)

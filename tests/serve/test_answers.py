@@ -43,7 +43,7 @@ FIELDS = [
 
 @pytest.mark.parametrize("fields", FIELDS, ids=lambda f: json.dumps(f)[:60])
 async def test_stream_equals_whole(server: Api, fields: dict[str, Any]) -> None:
-    """K01, K02, K04, K06: text, finish_reason, stop_reason and usage are those of the unstreamed answer."""
+    """Text, finish_reason, stop_reason and usage are those of the unstreamed answer."""
     whole = (await server.chat(**fields)).json()
     seen = read_chat((await server.chat(**fields, **USAGE)).text, usage=True)
     assert len(whole["choices"]) == fields.get("n", 1)
@@ -68,7 +68,7 @@ async def test_completions_stream_equals_whole(server: Api, fields: dict[str, An
 
 
 async def test_stop_text_never_leaves_the_server(server: Api) -> None:
-    """K01: a stop string that begins and ends inside tokens, at every place of the answer."""
+    """A stop string that begins and ends inside tokens, at every place of the answer."""
     for start in range(0, len(ANSWER) - 5, 3):
         stop = ANSWER[start : start + 5]
         body = (await server.chat(stop=[stop, "zzz"], stream=True)).text
@@ -79,7 +79,7 @@ async def test_stop_text_never_leaves_the_server(server: Api) -> None:
 
 
 async def test_characters_are_sent_whole(server: Api) -> None:
-    """K02: each event is valid by itself, and no half character shows."""
+    """Each event is valid by itself, and no half character shows."""
     seen = read_chat((await server.chat(stream=True)).text)
     assert seen.text[0] == ANSWER
     assert "\N{REPLACEMENT CHARACTER}" not in seen.text[0]
@@ -142,7 +142,7 @@ async def test_guesses_change_nothing_but_their_own_count(fields: dict[str, Any]
 
 
 async def test_large_max_tokens_is_cut_to_the_room(server: Api) -> None:
-    """K11: context 512, never an empty answer."""
+    """Context 512, never an empty answer."""
     fields = {"max_tokens": 4096, "ignore_eos": True, "temperature": 0}
     body = (await server.complete("x" * 100, **fields)).json()
     assert body["usage"]["completion_tokens"] == 412
@@ -159,7 +159,7 @@ async def test_max_tokens_defaults_and_order(server: Api) -> None:
 
 
 async def test_temperature_edges() -> None:
-    """K13: what is not 0 samples, and 0 and 1e-7 are greedy."""
+    """What is not 0 samples, and 0 and 1e-7 are greedy."""
     async with api("") as server:
 
         async def text(**fields: Any) -> str:
@@ -177,7 +177,7 @@ async def test_temperature_edges() -> None:
 
 
 async def test_defaults_of_the_model_hold_where_the_client_is_silent() -> None:
-    """K18: the fake draws by every field it is given, so equal texts mean equal fields."""
+    """The fake draws by every field it is given, so equal texts mean equal fields."""
     async with api("", defaults={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}) as server:
 
         async def text(**fields: Any) -> str:
@@ -235,7 +235,7 @@ async def test_logprobs_hold_no_stop_text(server: Api) -> None:
 
 
 async def test_logprobs_are_numbers(server: Api) -> None:
-    """K16: also for banned and impossible tokens."""
+    """Also for banned and impossible tokens."""
     for response in (
         await server.chat(logprobs=True, top_logprobs=20, top_k=1, logit_bias={"65": -100}),
         await server.complete(logprobs=20, echo=True, top_k=1),
@@ -383,7 +383,7 @@ async def test_messages_reach_the_template(server: Api) -> None:
 
 
 async def test_assistant_turn_of_tool_calls_only(server: Api) -> None:
-    """K24: content null or missing."""
+    """Content null or missing."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     for turn in (
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -439,7 +439,7 @@ async def test_failure_before_the_first_token_is_a_plain_answer() -> None:
 
 
 async def test_prompt_beyond_the_cache_is_the_callers_fault() -> None:
-    """K29: the session allows it, the cache cannot hold it; who waits behind is answered."""
+    """The session allows it, the cache cannot hold it; who waits behind is answered."""
     async with api("ab$", num_blocks=4) as server:
         for fields in ({"stream": True}, {}):
             response = await server.complete("x" * 100, **fields)
@@ -457,7 +457,6 @@ async def test_failure_in_mid_stream_is_an_event() -> None:
 
 
 async def test_bad_logit_bias_leaves_other_streams_alone(server: Api) -> None:
-    """K14."""
     stream = await server.openai.completions.create(
         model="byte-model", prompt="x", max_tokens=14, stream=True, temperature=0
     )

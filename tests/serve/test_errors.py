@@ -229,7 +229,7 @@ async def test_large_input_is_not_repeated(server: Api) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_prompt_that_does_not_fit_is_refused(server: Api, stream: bool) -> None:
-    """K12: 400 before the first event, with words and code that clients know."""
+    """400 before the first event, with words and code that clients know."""
     for response, param in (
         (await server.chat("x" * 600, stream=stream), "messages"),
         (await server.complete("x" * 600, stream=stream), "prompt"),
@@ -327,7 +327,7 @@ async def test_keys(server: Api) -> None:
 
 
 async def test_cors_and_keys(server: Api) -> None:
-    """K10: the preflight needs no key, and refusals carry the headers too."""
+    """The preflight needs no key, and refusals carry the headers too."""
     locked = server.configure(api_keys=("key",))
     ask = {"Origin": "http://page", "Access-Control-Request-Method": "POST"}
     preflight = await locked.http.options(

@@ -93,7 +93,7 @@ async def leave_after_two_chunks(http: httpx.AsyncClient, number: int) -> None:
 
 
 async def test_clients_that_leave_free_everything(http: httpx.AsyncClient) -> None:
-    """K07: 300 streams closed after two chunks, 8 at a time."""
+    """300 streams closed after two chunks, 8 at a time."""
     gate = asyncio.Semaphore(8)
 
     async def one(number: int) -> None:
@@ -134,7 +134,7 @@ async def test_leaving_is_noticed_within_a_step(http: httpx.AsyncClient) -> None
 
 
 async def test_large_bodies_hold_nobody_up(http: httpx.AsyncClient) -> None:
-    """K09: a 20 MB prompt beside a stream and a probe of /health every 50 ms."""
+    """A 20 MB prompt beside a stream and a probe of /health every 50 ms."""
     gaps: list[float] = []
     done = asyncio.Event()
 
@@ -284,7 +284,7 @@ def ticks(pid: int) -> int:
 
 
 async def test_no_growth_with_the_number_of_requests() -> None:
-    """K08: 5000 different requests with log-probabilities, after a warm-up."""
+    """5000 different requests with log-probabilities, after a warm-up."""
     with running(script=SCRIPT) as server:
         async with server.http() as http:
             gate = asyncio.Semaphore(8)

@@ -28,7 +28,6 @@ def request(ids: Iterable[int] = b"hello", frontend: Frontend = FRONTEND, **fiel
 
 class TestRequest:
     def test_answer_is_cut_to_the_room(self) -> None:
-        """K11"""
         frontend = make_frontend(session_len=512)
         assert request(bytes(100), frontend, max_new_tokens=4096).max_new_tokens == 412
         assert request(bytes(100), frontend, max_new_tokens=None).max_new_tokens == 412
@@ -36,7 +35,7 @@ class TestRequest:
 
     @pytest.mark.parametrize("length", [512, 600])
     def test_long_prompt_is_refused(self, length: int) -> None:
-        """K12: also one that fills the context, as no token could follow."""
+        """Also one that fills the context, as no token could follow."""
         with pytest.raises(ContextLengthError) as caught:
             FRONTEND.request("r", [1] * length, GenerationConfig(), param="messages")
         expected = (
@@ -198,13 +197,11 @@ class TestChoice:
 
     @given(cuts=CUTS)
     def test_characters_of_several_tokens_stay_whole(self, cuts: set[int]) -> None:
-        """K02"""
         _, deltas = play(list(ANSWER.encode()), cuts, {"finish": "length"})
         assert "".join(d.text for d in deltas) == ANSWER
         assert not any("�" in d.text for d in deltas)
 
     def test_stop_word_over_several_tokens(self) -> None:
-        """K01"""
         stop = ANSWER[10:18]
         choice, deltas = play(list(ANSWER.encode()), range(100), {"finish": "length"}, stop_words=[stop])
         assert joined(deltas)[0] == ANSWER[:10]

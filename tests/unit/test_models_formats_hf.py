@@ -35,7 +35,7 @@ some = settings(max_examples=20, deadline=None, derandomize=True)
 @some
 @shapes
 def test_awq(words: int, groups: int, group: int, seed: int) -> None:
-    """K39: nibble order 0, 2, 4, 6, 1, 3, 5, 7 for weights and zero points."""
+    """Nibble order 0, 2, 4, 6, 1, 3, 5, 7 for weights and zero points."""
     matrix = q.random_matrix(8 * words, group * groups, group, seed=seed)
     check({**AWQ, "group_size": group}, q.pack_awq(*matrix), q.weights(*matrix))
 

@@ -42,7 +42,7 @@ def test_values_come_as_they_are_stored(dtype: Any, shards: int, tmp_path: Path)
 
 @pytest.mark.parametrize("form", ["absent", "redundant"])
 def test_tied_embeddings_in_every_file_form(form: str, tmp_path: Path) -> None:
-    """K33: one weight, whether or not the file repeats it."""
+    """One weight, whether or not the file repeats it."""
     weights = hf_tensors(tied=True)
     if form == "redundant":
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"].copy()

@@ -58,7 +58,7 @@ def test_temperature_edges(value: Any, ok: bool) -> None:
 
 
 class TestModelDefaults:
-    """K18: the file speaks where the caller is silent, and only there."""
+    """The file speaks where the caller is silent, and only there."""
 
     file: ClassVar = {"temperature": 0.6, "top_k": 20.0, "repetition_penalty": 1.1}
 

@@ -1,4 +1,4 @@
-"""Chat prompts against transformers; control tokens in user text; what a template may not do (K26, K27)."""
+"""Chat prompts against transformers; control tokens in user text; what a template may not do."""
 
 from __future__ import annotations
 
@@ -67,7 +67,6 @@ def their_ids(theirs: Any, messages: list[dict[str, Any]], **options: Any) -> li
 def test_ids_equal_transformers(
     messages: list[dict[str, Any]], prompt: bool, template: ChatTemplate, theirs: Any
 ) -> None:
-    """K26."""
     expected = their_ids(theirs, messages, add_generation_prompt=prompt)
     assert template.encode(messages, add_generation_prompt=prompt) == expected
 
@@ -75,7 +74,7 @@ def test_ids_equal_transformers(
 def test_gguf_and_renamed_directory_give_the_same_ids(
     directory: Path, template: ChatTemplate, theirs: Any, tmp_path: Path
 ) -> None:
-    """K26: nothing depends on the path's name."""
+    """Nothing depends on the path's name."""
     renamed = tmp_path / "vicuna-llama2-chatglm"
     shutil.copytree(directory, renamed)
     expected = their_ids(theirs, CONVERSATIONS[2], add_generation_prompt=True)
@@ -201,7 +200,6 @@ FEATURES = {
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_templates_render_as_in_transformers(feature: str, tokenizer: Tokenizer, theirs: Any) -> None:
-    """K27."""
     messages = CONVERSATIONS[2]
     ours = ChatTemplate({"default": FEATURES[feature]}, tokenizer, "x").render(
         messages, enable_thinking=False
@@ -234,7 +232,7 @@ def test_the_clock_is_there(tokenizer: Tokenizer) -> None:
     ],
 )
 def test_template_errors_are_the_callers(source: str, words: str, tokenizer: Tokenizer) -> None:
-    """K27: a 400 with the template's own words."""
+    """A 400 with the template's own words."""
     with pytest.raises(RequestError) as caught:
         ChatTemplate({"default": source}, tokenizer, "x").render([USER])
     assert words in str(caught.value)

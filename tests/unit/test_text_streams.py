@@ -1,4 +1,4 @@
-"""Detokeniser and stop strings: the same text for every way of cutting the stream (K01, K02, K03)."""
+"""Detokeniser and stop strings: the same text for every way of cutting the stream."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_byte_level_stream_equals_the_library(
 @settings(max_examples=300, deadline=None)
 @given(text=st.text(st.characters(max_codepoint=0x1FFFF, exclude_categories=["C"])), cuts=CUTS)
 def test_characters_are_never_split(text: str, cuts: list[int], demo: Tokenizer) -> None:
-    """K02: every piece of the stream is part of the text, without a replacement character of ours."""
+    """Every piece of the stream is part of the text, without a replacement character of ours."""
     parts = stream(demo, cut(demo.encode(text), cuts))
     assert "".join(parts) == text
     for part in parts:
@@ -93,7 +93,7 @@ def test_replacement_characters_appear_once_certain(demo: Tokenizer) -> None:
 def test_sentencepiece_stream_equals_one_decode(
     data: st.DataObject, cuts: list[int], pieces: Tokenizer, directory: Path
 ) -> None:
-    """K03: over all ids but single bytes, for which the library has another view of broken characters."""
+    """Over all ids but single bytes, for which the library has another view of broken characters."""
     library = Library.from_file(str(directory / "tokenizer.json"))
     ids = data.draw(
         st.lists(st.integers(259, pieces.vocab_size - 1) | st.sampled_from([0, 1, 2]), max_size=20)
@@ -105,7 +105,7 @@ def test_sentencepiece_stream_equals_one_decode(
     "texts", [["▁▁", "▁two", "▁", "▁lea"], ["▁", "▁lea"], ["▁lea", "▁"], ["▁", "▁", "▁"]]
 )
 def test_leading_and_double_spaces_survive(texts: list[str], pieces: Tokenizer, directory: Path) -> None:
-    """K03 for every chunking."""
+    """The same for every chunking."""
     library = Library.from_file(str(directory / "tokenizer.json"))
     ids = [pieces.id_of(text) for text in texts]
     whole = library.decode(ids)
@@ -146,7 +146,7 @@ def whole_match(text: str, stops: list[str]) -> tuple[int, str] | None:
     include=st.booleans(),
 )
 def test_stop_strings_for_every_chunking(text: str, stops: list[str], cuts: list[int], include: bool) -> None:
-    """K01: released text never shows part of the stop that ended it, and holds nothing back without need."""
+    """Released text never shows part of the stop that ended it, and holds nothing back without need."""
     filter_, released = StopStrings(stops, include), ""
     fed = ""
     for part in cut(list(map(ord, text)), cuts):
@@ -165,7 +165,7 @@ def test_stop_strings_for_every_chunking(text: str, stops: list[str], cuts: list
 
 
 def test_a_stop_that_begins_inside_a_token(demo: Tokenizer) -> None:
-    """K01: the stop is cut out of a text across tokens."""
+    """The stop is cut out of a text across tokens."""
     text = "The capital of France is Paris, of course. And more."
     stop = text[10:24]
     detokenizer, filter_ = Detokenizer(demo), StopStrings([stop])

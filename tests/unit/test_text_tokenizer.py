@@ -139,7 +139,7 @@ def test_token_bytes_are_exact(demo: Tokenizer, pieces: Tokenizer) -> None:
 
 
 def test_end_of_turn_ids_are_the_union(directory: Path, tmp_path: Path) -> None:
-    """K19: the tokenizer names one id, generation_config others."""
+    """The tokenizer names one id, generation_config others."""
     write_demo_directory(tmp_path)
     assert load_tokenizer(tmp_path).eos_ids == {2}
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
