@@ -6,9 +6,12 @@ Owns its flags and those of other versions' command of this name.
 from __future__ import annotations
 
 import argparse
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lmdeploy.cli.flags import add_flags, from_args
 from lmdeploy.config import TurbomindEngineConfig
@@ -52,10 +55,28 @@ def run(args: argparse.Namespace) -> int:
     config = from_args(TurbomindEngineConfig, args)
     path = resolve_model_path(args.model_path, revision=config.revision, download_dir=config.download_dir)
     begin = time.monotonic()
-    done = convert(path, Path(args.directory).expanduser(), config, force=args.force)
+    with _ended_by_signals():
+        done = convert(path, Path(args.directory).expanduser(), config, force=args.force)
     seconds = time.monotonic() - begin
     print(f"{args.directory}: {size(done.nbytes)} of packed weights, written in {seconds:.1f} s")
     return 0
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the command as Ctrl-C does: what was begun is removed."""
+
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _refuse_old_spelling(args: argparse.Namespace) -> None:
@@ -64,14 +85,14 @@ def _refuse_old_spelling(args: argparse.Namespace) -> None:
         if hasattr(args, name):
             raise ConfigError(f"--{name.replace('_', '-')}: {why}; leave it out")
     model, directory = args.model_path, args.directory
-    taken = directory is not None and Path(directory).exists()
+    taken = bool(directory) and Path(directory).exists()
     if args.dst_path is not None or (taken and not _is_model(model) and _is_model(directory)):
         target = args.dst_path or "DIR"
         raise ConfigError(
             "`lmdeploy convert MODEL_NAME MODEL_PATH --dst-path DIR` is the spelling of other versions; no"
             f" name is needed: lmdeploy convert {directory or model} {target}"
         )
-    if directory is None:
+    if not directory:
         raise ConfigError(f"the folder to write is missing: lmdeploy convert {model} DIR")
 
 

@@ -1,6 +1,7 @@
 """A model in packed form: a folder that `lmdeploy convert` writes and every command takes for a model.
 
     packed.json     what the model is, which files it was made from, a checksum of every piece of packed.bin
+                    and of every other file of the folder
     packed.bin      weights as the native engine holds them in memory
     the rest        tokenizer, chat template and generation config, as beside the model; those in a GGUF file
                     become such files
@@ -11,6 +12,7 @@ Owns packed.json and the check that the folder is whole and no older than its so
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -30,7 +32,7 @@ from lmdeploy.models.spec import ModelSpec
 from lmdeploy.quant.tensors import StoredMatrix, Tensor
 
 MANIFEST, WEIGHTS = "packed.json", "packed.bin"
-FORM = 1  # of packed.json
+FORM = 2  # of packed.json
 PIECE = 4 << 20  # bytes of packed.bin with one checksum
 _AGAIN = "convert the model again: lmdeploy convert MODEL DIR --force"
 
@@ -46,6 +48,15 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
+class TextFile:
+    """One file beside packed.json and packed.bin, as it was written."""
+
+    name: str  # in the folder
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class Packed:
     """What packed.json says. model_format, tensors and notes are the source's; checksums: of each PIECE."""
 
@@ -54,6 +65,7 @@ class Packed:
     layout: str
     model_format: str
     sources: tuple[SourceFile, ...]
+    files: tuple[TextFile, ...]
     spec: ModelSpec
     tensors: dict[str, TensorInfo]
     notes: tuple[str, ...]
@@ -72,8 +84,9 @@ def open_packed(path: str | Path, model_format: str | None) -> Checkpoint:
     directory = Path(path)
     packed = read_packed(directory)
     _check_weights(directory, packed)
-    for source in packed.sources:
-        _check_source(directory, source)
+    for file in packed.files:
+        _check_text(directory, file)
+    _check_sources(directory, packed.sources)
     if model_format not in (None, packed.model_format):
         raise ModelError(
             f"{directory}: model_format is {model_format!r}, but the folder was converted from"
@@ -88,7 +101,10 @@ def read_packed(directory: Path) -> Packed:
     path = directory / MANIFEST
     if not is_there(path):
         raise ModelError(f"{directory}: {MANIFEST} is missing beside {WEIGHTS}; {_AGAIN}.")
-    values = read_json(path)
+    try:
+        values = read_json(path)
+    except ModelError as error:
+        raise ModelError(f"{error.message.rstrip('.')}: the file is damaged; {_AGAIN}.") from None
     body = values.get("packed")
     if not isinstance(body, dict) or "sha256" not in values:
         raise ModelError(f"{path}: not written by `lmdeploy convert`; {_AGAIN}.")
@@ -109,6 +125,21 @@ def write_packed(directory: Path, packed: Packed) -> None:
     """packed.json; the folder is complete when it is there."""
     body = msgspec.to_builtins(packed)
     (directory / MANIFEST).write_text(json.dumps({"sha256": _digest(body), "packed": body}))
+
+
+def files_of(directory: Path) -> tuple[TextFile, ...]:
+    """Every file that is in a folder beside packed.json and packed.bin; reads all of each."""
+    found = {str(path.relative_to(directory)): path for path in directory.rglob("*") if path.is_file()}
+    texts = [(name, path) for name, path in sorted(found.items()) if name not in (MANIFEST, WEIGHTS)]
+    return tuple(TextFile(name, path.stat().st_size, file_digest(path)) for name, path in texts)
+
+
+def own_names(directory: Path, usual: set[str]) -> set[str]:
+    """The files of a folder in packed form that a conversion wrote. usual: those of one whose packed.json is
+    damaged or of another version."""
+    with contextlib.suppress(ModelError):
+        usual = {file.name for file in read_packed(directory).files}
+    return {MANIFEST, WEIGHTS} | usual
 
 
 def source_file(path: Path) -> SourceFile:
@@ -142,20 +173,36 @@ def _check_weights(directory: Path, packed: Packed) -> None:
         )
 
 
-def _check_source(directory: Path, source: SourceFile) -> None:
+def _check_text(directory: Path, file: TextFile) -> None:
+    """Other words around the same weights give wrong answers that look right."""
+    path = directory / file.name
+    if not is_there(path):
+        raise ModelError(f"{path}: is missing: it was written beside the weights; {_AGAIN}.")
+    if path.stat().st_size != file.nbytes or file_digest(path) != file.sha256:
+        raise ModelError(f"{path}: is not the file that was written beside the weights; {_AGAIN}.")
+
+
+def _check_sources(directory: Path, sources: tuple[SourceFile, ...]) -> None:
     """A source that is gone is none of our business; one that has changed is: the user means the new one."""
+    for source in sources:
+        if _has_changed(source):
+            first = Path(sources[0].path)
+            model = first if first.suffix == ".gguf" else first.parent
+            raise ModelError(
+                f"{directory}: is out of date: {source.path} has changed since it was converted; convert the"
+                f" model again: lmdeploy convert {model} {directory} --force"
+            )
+
+
+def _has_changed(source: SourceFile) -> bool:
     path = Path(source.path)
     try:
         state = path.stat()
     except OSError:
-        return
+        return False
     if (state.st_size, state.st_mtime_ns) == (source.nbytes, source.mtime_ns):
-        return
-    if state.st_size != source.nbytes or file_digest(path) != source.sha256:
-        raise ModelError(
-            f"{directory}: is out of date: {path} has changed since it was converted; convert the model"
-            f" again: lmdeploy convert {path.parent if path.suffix != '.gguf' else path} {directory} --force"
-        )
+        return False
+    return state.st_size != source.nbytes or file_digest(path) != source.sha256
 
 
 class _Identity(dict[str, Source]):

@@ -1,32 +1,30 @@
 """`lmdeploy convert`: a model's weights packed once, in a folder that stands for the model from then on.
 
-Decides nothing of the layout. The folder appears complete or not at all: it is made beside its place under
-another name, and renamed. Memory and disk are checked before anything is written.
+Decides nothing of the layout. Owns where a folder may be written: only a new place, or with `force` one that
+holds a converted model and nothing else. Memory and disk are checked before anything is written.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmdeploy import __version__
 from lmdeploy.config import TurbomindEngineConfig
-from lmdeploy.errors import CapacityError, ConfigError
+from lmdeploy.errors import CapacityError, ConfigError, shorten
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.files import locate
-from lmdeploy.models.packed import FORM, Packed, is_packed, source_file, write_packed
+from lmdeploy.models.packed import FORM, Packed, files_of, is_packed, own_names, source_file, write_packed
 from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.runtime.loading import Loading
 from lmdeploy.runtime.machine import Machine, read_machine
 from lmdeploy.runtime.memory_plan import PROCESS_BYTES, size
+from lmdeploy.runtime.swap import in_one_go
 from lmdeploy.text.chat_template import own_templates
-from lmdeploy.text.sources import read_source, write_as_files
+from lmdeploy.text.sources import WRITTEN_FILES, read_source, write_as_files
 from lmdeploy.turbomind.layout import ModelLayout, model_layout
 
 _TEXT_SUFFIXES = {".json", ".jinja", ".model", ".txt", ".tiktoken"}
@@ -51,14 +49,17 @@ def convert(
 ) -> Converted:
     """Write the model at `path` to `directory` in packed form. ModelError, ConfigError, CapacityError."""
     machine, config = machine or read_machine(), config or TurbomindEngineConfig()
-    _check_places(path, directory, force)
+    if is_packed(path):
+        raise ConfigError(f"{path} is in packed form already; every command takes it as it is")
+    target = _target(directory)
+    _check_place(path, target, force)
     checkpoint = open_checkpoint(path, config.model_format)
     try:
         headers = {name: checkpoint.info(name) for name in checkpoint.names()}
         layout = model_layout(checkpoint.spec, headers, dtype=config.dtype)
         _check_memory(checkpoint, layout, machine)
-        _check_disk(_texts(path), layout.nbytes, directory)
-        with _in_one_go(directory) as partial:
+        _check_disk(_texts(path), layout.nbytes, target)
+        with in_one_go(target, lambda: _check_place(path, target, True)) as partial:
             _write(path, checkpoint, layout, partial, config.num_threads or machine.cores)
     except OSError as error:
         raise ConfigError(f"{directory} cannot be written: {error.strerror or error}") from None
@@ -67,19 +68,42 @@ def convert(
     return Converted(directory, layout.nbytes)
 
 
-def _check_places(path: Path, directory: Path, force: bool) -> None:
-    if is_packed(path):
-        raise ConfigError(f"{path} is in packed form already; every command takes it as it is")
-    if not os.path.lexists(directory):
+def _target(directory: Path) -> Path:
+    """The place that is meant, without `..` and links on the way to it. ConfigError."""
+    if directory.is_symlink():
+        raise ConfigError(f"{directory} is a link to {os.readlink(directory)}; name the folder itself")
+    target = Path(os.path.realpath(directory))
+    if Path.cwd().is_relative_to(target):
+        raise ConfigError(f"{directory} is the current folder or above it; run this from another one")
+    return target
+
+
+def _check_place(path: Path, target: Path, force: bool) -> None:
+    if not os.path.lexists(target):
         return
-    if not directory.is_dir():
-        raise ConfigError(f"{directory} is no folder; name a new one")
-    if not any(directory.iterdir()):
+    if not target.is_dir() or target.is_symlink():
+        raise ConfigError(f"{target} is no folder; name a new one")
+    if not any(target.iterdir()):
         return
-    if not is_packed(directory):
-        raise ConfigError(f"{directory} holds other files; name a new folder")
+    if not is_packed(target):
+        raise ConfigError(f"{target} holds other files; name a new folder")
+    entries = [entry for entry in target.rglob("*") if not entry.is_dir() or entry.is_symlink()]
+    others = sorted(
+        {str(entry.relative_to(target)) for entry in entries} - own_names(target, _written_names(path))
+    )
+    if others:
+        raise ConfigError(
+            f"{target} holds other files beside a converted model ({shorten(', '.join(others[:3]))});"
+            " move them away or name a new folder"
+        )
     if not force:
-        raise ConfigError(f"{directory} holds a converted model; --force replaces it")
+        raise ConfigError(f"{target} holds a converted model; --force replaces it")
+
+
+def _written_names(path: Path) -> set[str]:
+    """What a conversion writes beside packed.json and packed.bin."""
+    texts = {str(name) for _, name in _texts(path)}
+    return texts | set(WRITTEN_FILES) if locate(path).format == "gguf" else texts
 
 
 def _check_memory(checkpoint: Checkpoint, layout: ModelLayout, machine: Machine) -> None:
@@ -97,37 +121,13 @@ def _check_disk(texts: list[tuple[Path, Path]], weights: int, directory: Path) -
     while not parent.exists():
         parent = parent.parent
     needed = weights + sum(source.stat().st_size for source, _ in texts) + (16 << 20)
-    free = shutil.disk_usage(parent).free
+    total, _, free = shutil.disk_usage(parent)
+    if total == 0:
+        raise ConfigError(f"{directory} cannot be written: {parent} is no place for files")
     if needed > free:
         raise CapacityError(
             f"{directory} would take {size(needed)}, but {size(free)} are free on the disk of {parent}"
         )
-
-
-@contextmanager
-def _in_one_go(directory: Path) -> Iterator[Path]:
-    """A folder beside `directory` that takes its place, and that of what is there, when nothing failed."""
-    target = directory.absolute()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
-    try:
-        partial.chmod(0o777 & ~_umask())
-        yield partial
-        if target.exists():
-            old = partial.with_suffix(".old")
-            target.rename(old)
-            partial.rename(target)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _write(path: Path, checkpoint: Checkpoint, layout: ModelLayout, partial: Path, threads: int) -> None:
@@ -135,29 +135,32 @@ def _write(path: Path, checkpoint: Checkpoint, layout: ModelLayout, partial: Pat
     from lmdeploy.turbomind.packed import layout_name, write_weights
 
     written = [0]
+    texts = _texts(path)
     with ThreadPoolExecutor(1) as beside:
-        sources = beside.submit(lambda: tuple(source_file(file) for file in checkpoint.files))
+        made_from = dict.fromkeys([*checkpoint.files, *(file for file, _ in texts)])
+        sources = beside.submit(lambda: tuple(source_file(file) for file in made_from))
         with Loading(layout.nbytes, "packing"):
             model = pack(checkpoint, layout, threads)
         with Loading(layout.nbytes, "writing", lambda: written[0]):
             checksums = write_weights(model, partial, lambda count: written.__setitem__(0, count))
+    for source, target in texts:
+        (partial / target).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source, partial / target)
+    if locate(path).format == "gguf":
+        write_as_files(read_source(path), own_templates(path), partial)
     packed = Packed(
         form=FORM,
         lmdeploy=__version__,
         layout=layout_name(layout),
         model_format=checkpoint.model_format,
         sources=sources.result(),
+        files=files_of(partial),
         spec=checkpoint.spec,
         tensors={name: checkpoint.info(name) for name in sorted(checkpoint.names())},
         notes=checkpoint.notes,
         nbytes=layout.nbytes,
         checksums=checksums,
     )
-    for source, target in _texts(path):
-        (partial / target).parent.mkdir(exist_ok=True)
-        shutil.copyfile(source, partial / target)
-    if locate(path).format == "gguf":
-        write_as_files(read_source(path), own_templates(path), partial)
     write_packed(partial, packed)
 
 

@@ -51,9 +51,12 @@ def read_source(path: str | Path) -> TokenizerSource:
     return _from_gguf(files.path) if files.format == "gguf" else _from_directory(files.path)
 
 
+WRITTEN_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
+
+
 def write_as_files(source: TokenizerSource, templates: Mapping[str, str], directory: Path) -> None:
-    """A tokenizer and its chat templates as the files of a model directory: these are read faster than a GGUF
-    file's metadata. config.json holds the ends of a turn only."""
+    """A tokenizer and its chat templates as WRITTEN_FILES, as in a model directory: these are read faster
+    than a GGUF file's metadata. config.json holds the ends of a turn only."""
     source.backend.save(str(directory / "tokenizer.json"))
     entries = [{"name": name, "template": text} for name, text in templates.items()]
     config = {**source.named, "chat_template": entries or None}

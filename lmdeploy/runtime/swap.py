@@ -1,0 +1,101 @@
+"""A folder that appears complete or not at all, and takes the place of another.
+
+It is made beside its place under another name, `.NAME.*.partial`, and renamed; what was there is
+`.NAME.*.old` meanwhile. Every such folder is locked by the process that makes it, so what a killed process left is told
+from what is being made, and cleared by the next one. Knows nothing of what is in the folders.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def in_one_go(target: Path, check: Callable[[], None]) -> Iterator[Path]:
+    """A new folder to fill, which becomes `target` (absolute, no link) when nothing failed.
+
+    check: called again right before, when others may have used the place; what it raises ends all. OSError.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(target.parent) as alone:
+        if alone:
+            _clear(target)
+        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+        held = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+        _flock(held)
+    try:
+        partial.chmod(0o777 & ~_umask())
+        yield partial
+        with _locked(target.parent):
+            check()
+            _take_place(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        os.close(held)
+
+
+def _take_place(partial: Path, target: Path) -> None:
+    """What is at `target` goes, or is back in its place when that fails."""
+    if not target.exists():
+        partial.rename(target)
+        return
+    old = partial.with_suffix(".old")
+    target.rename(old)
+    try:
+        partial.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _clear(target: Path) -> None:
+    """Undo what killed processes left. The parent is locked, so nobody is between two renames."""
+    for path in target.parent.iterdir():
+        if not path.name.startswith(f".{target.name}.") or path.is_symlink() or not path.is_dir():
+            continue
+        if path.suffix == ".old" and not target.exists():
+            path.rename(target)
+        elif path.suffix == ".old" or (path.suffix == ".partial" and not _in_use(path)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _in_use(path: Path) -> bool:
+    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(held)
+    return False
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[bool]:
+    """Waits for others that hold the lock. False where the file system knows no locks. OSError."""
+    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield _flock(held)
+    finally:
+        os.close(held)
+
+
+def _flock(held: int) -> bool:
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+    except OSError:
+        return False
+    return True
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
