@@ -89,7 +89,7 @@ def test_code_of_the_seed_runs_as_printed(weights: str, tmp_path: Path) -> None:
 
 
 def test_answer_and_its_end(pipe: Pipeline) -> None:
-    """K19: the end-of-turn marker stops the answer and is not in the text."""
+    """The end-of-turn marker stops the answer and is not in the text."""
     response = one(pipe("What is the capital of France?", GenerationConfig(max_new_tokens=64)))
     assert "Paris" in response.text
     assert response.finish_reason == "stop"
@@ -116,7 +116,6 @@ def test_stream_is_the_whole_answer(pipe: Pipeline, fields: dict[str, Any]) -> N
 
 
 def test_stop_string_across_tokens(pipe: Pipeline) -> None:
-    """K01"""
     text = one(pipe(QUESTION, GenerationConfig(max_new_tokens=32))).text
     config = GenerationConfig(max_new_tokens=32, stop_words=[text[10:24]])
     whole = one(pipe(QUESTION, config))
@@ -127,7 +126,6 @@ def test_stop_string_across_tokens(pipe: Pipeline) -> None:
 
 
 def test_answer_is_cut_to_the_room_and_long_prompts_are_refused(pipe: Pipeline) -> None:
-    """K11, K12, K31"""
     prompts = ["sea " * 400, "Say yes.", "sea " * 600, "Say no."]
     configs = [GenerationConfig(max_new_tokens=n, ignore_eos=True) for n in (4096, 4, 4, 4)]
     responses = many(pipe(prompts, configs))
@@ -139,7 +137,6 @@ def test_answer_is_cut_to_the_room_and_long_prompts_are_refused(pipe: Pipeline) 
 
 
 def test_seeded_request_does_not_depend_on_its_neighbours(pipe: Pipeline) -> None:
-    """K15"""
     seeded = GenerationConfig(temperature=0.8, random_seed=42, max_new_tokens=16, ignore_eos=True)
     free = GenerationConfig(temperature=1.0, max_new_tokens=16, ignore_eos=True)
     alone = one(pipe(QUESTION, seeded)).token_ids

@@ -19,6 +19,7 @@ from lmdeploy.serve.openai.served import SAMPLING_DEFAULTS, Served, ServerOption
 
 MODEL = "./models/byte-model"
 TEXT = "Hello, wörld 👩‍👩‍👧! Then more.$"  # an answer; "$" stands for its end
+ANSWER = TEXT.removesuffix("$")
 
 
 @asynccontextmanager

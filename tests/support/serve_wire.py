@@ -7,6 +7,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
+
+USAGE: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+
 
 @dataclass
 class Seen:
@@ -108,3 +112,20 @@ def check_error(body: dict[str, Any]) -> None:
     assert message
     for leak in ("Traceback", "pydantic", "Input should", "validation error", '.py"'):
         assert leak not in message
+
+
+def counts(usage: dict[str, Any]) -> tuple[int, int, int]:
+    """Without cached_tokens: the second of two equal requests finds the prompt in the cache."""
+    return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
+
+
+def error_of(
+    response: httpx.Response, status: int = 400, kind: str = "invalid_request_error"
+) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    check_error(body)
+    assert body["error"]["type"] == kind
+    found: dict[str, Any] = body["error"]
+    return found
