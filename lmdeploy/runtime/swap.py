@@ -1,8 +1,8 @@
 """A folder that appears complete or not at all, and takes the place of another.
 
 It is made beside its place under another name, `.NAME.*.partial`, and renamed; what was there is
-`.NAME.*.old` meanwhile. Every such folder is locked by the process that makes it, so what a killed process left is told
-from what is being made, and cleared by the next one. Knows nothing of what is in the folders.
+`.NAME.*.old` meanwhile. Every such folder is locked by the process that makes it, so what a killed process
+left is told from what is being made, and cleared by the next one. Knows nothing of what is in the folders.
 """
 
 from __future__ import annotations
