@@ -112,7 +112,11 @@ def speculative_options(
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
-            raise _wrong(f"is not JSON: {error}", "speculative_config") from None
+            example = f'{{"method": "{METHODS[0]}"}}'
+            raise _wrong(
+                f"is not JSON: {error}; methods are {', '.join(METHODS)}, such as {example}",
+                "speculative_config",
+            ) from None
     if not isinstance(value, Mapping):
         raise _wrong(f"must be a dictionary, not {type(value).__name__}", "speculative_config")
     names = {field.name for field in dataclasses.fields(SpeculativeConfig)}

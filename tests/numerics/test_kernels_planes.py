@@ -36,6 +36,16 @@ def test_planes_follow_the_rule(name, threshold):
     assert threshold == 0 or 0 < second.sum() < second.size
 
 
+@pytest.mark.parametrize("name", [name for name in TABLES if name != "portable"])
+@pytest.mark.parametrize("group", [16, 32, 128])
+@pytest.mark.parametrize("threshold", THRESHOLDS.values())
+def test_planes_are_those_of_the_portable_kernels(name, group, threshold):
+    x = cases.activations(19, 1024, seed=group)
+    ours, plain = (cases.table(table).prepare(x, group, threshold=threshold) for table in (name, "portable"))
+    for plane in ("hi", "lo", "second"):
+        assert np.array_equal(getattr(ours, plane), getattr(plain, plane)), plane
+
+
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize(("kind", "group"), QUANTISED)
 @pytest.mark.parametrize("threshold", THRESHOLDS.values())

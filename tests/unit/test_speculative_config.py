@@ -45,6 +45,7 @@ def test_one_bound_of_the_lookup_moves_the_other() -> None:
         ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "larger than"),
         ({"method": "ngram", "draft_tensor_parallel_size": 1}, "unknown keys: draft_tensor_parallel_size"),
         ("{", "is not JSON"),
+        ("ngram", "methods are ngram, draft_model"),
         ("[1]", "must be a dictionary, not list"),
     ],
 )
