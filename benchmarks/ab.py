@@ -19,6 +19,7 @@ import sys
 import time
 from pathlib import Path
 
+from measure.arguments import positive
 from measure.machine import Watch
 from measure.statistics import interval, median
 
@@ -50,7 +51,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("a", type=Path, metavar="BUILD_A")
     parser.add_argument("b", type=Path, metavar="BUILD_B")
-    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--pairs", type=positive, default=15)
     parser.add_argument("--what", choices=WHAT, default="cpu")
     parser.add_argument("--pattern", type=re.compile, help="regular expression with one group, a number")
     given = sys.argv[1:]

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from bench_native import read_setup
+from measure.arguments import positive
 from measure.demo import demo_model
 from measure.rows import ACCURACIES
 
@@ -210,10 +211,10 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--model", type=Path, help="the demo model when left out")
-    parser.add_argument("--windows", type=int, default=17, help=f"of {WINDOW} tokens; 17 score 4,335")
+    parser.add_argument("--windows", type=positive, default=17, help=f"of {WINDOW} tokens; 17 score 4,335")
     parser.add_argument("--accuracies", nargs="+", choices=ACCURACIES, default=list(ACCURACIES))
     parser.add_argument("--peers", type=Path, help="TOML file that says where llama.cpp and the models are")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
     variants = {name: {"accuracy": name, "num_threads": args.threads} for name in args.accuracies}

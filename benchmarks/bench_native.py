@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from measure.arguments import positive
 from measure.extras import EXTRAS, run_extras
 from measure.machine import processor
 from measure.records import Key, Records
@@ -173,9 +174,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--sides", nargs="+", help="such as 'lmdeploy auto'; default: all that are installed")
     parser.add_argument("--extras", nargs="*", choices=EXTRAS, default=list(EXTRAS), help="other benchmarks")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--most-rounds", type=int, default=15, help="where a ratio is close to its bound")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument(
+        "--most-rounds", type=positive, default=15, help="where a ratio is close to its bound"
+    )
+    parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--memory", type=float, default=12.0, help="GB that loaded engines may hold together")
     parser.add_argument("--start-seconds", type=float, default=600.0, help="longest start of an engine")
     parser.add_argument("--lock", type=Path, help="file to lock during each turn, on a shared machine")

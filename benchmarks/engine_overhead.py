@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measure.arguments import positive
 
 from lmdeploy.engine.batch import Batch, StepResult
 from lmdeploy.engine.executor import Capabilities
@@ -123,10 +124,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--block-size", type=int, default=32)
+    parser.add_argument("--steps", type=positive, default=500)
+    parser.add_argument("--block-size", type=positive, default=32)
     parser.add_argument("--model", type=Path, help="model whose steps the overhead is compared with")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--json", type=Path, help="file for the shares")
     args = parser.parse_args()
     names = ("plan + pack", "commit", "step", "step p99", "first prefill step")

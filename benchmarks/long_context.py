@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from measure.arguments import positive
 
 from lmdeploy import TurbomindEngineConfig
 from lmdeploy.cli.smoke import write_model
@@ -93,12 +94,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
         "--kernels", default=K.active(), choices=[n for n in K.supported() if n != "portable"]
     )
-    parser.add_argument("--megabytes", type=int, default=256, help="of cache with 16 bits to walk through")
-    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument(
+        "--megabytes", type=positive, default=256, help="of cache with 16 bits to walk through"
+    )
+    parser.add_argument("--repeats", type=positive, default=8)
     parser.add_argument("--engine-tokens", type=int, default=0, help="length of the prompt for the engine")
     args = parser.parse_args()
     for shape in SHAPES:

@@ -15,6 +15,7 @@ import os
 from typing import Any
 
 import numpy as np
+from measure.arguments import positive
 
 from lmdeploy.turbomind import _turbomind
 
@@ -84,15 +85,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
         "--kernels", default=K.active(), choices=[n for n in K.supported() if n != "portable"]
     )
     parser.add_argument(
-        "--megabytes", type=int, default=256, help="bytes of weights or cache to walk through"
+        "--megabytes", type=positive, default=256, help="bytes of weights or cache to walk through"
     )
     parser.add_argument("--planes", type=int, default=2, choices=(1, 2), help="of int8 activations")
-    parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--repeats", type=positive, default=12)
     parser.add_argument("--quick", action="store_true", help="one shape and W4 only")
     args = parser.parse_args()
     for kind, group in [("w4min", 32), ("w4zero", 128), ("int8", 32), ("bf16", 0)][: 2 if args.quick else 4]:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from measure.arguments import positive
 from measure.demo import demo_model
 
 from lmdeploy.engine.batch import Batch, SampleColumns
@@ -104,7 +105,7 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--model", default="demo", help="demo, or the path of a model")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--accuracy", default="auto", choices=("exact", "auto", "fast"))
     parser.add_argument("--rows", default="1,2,4,6,8,16,32,64")
     parser.add_argument("--prefill", default="512")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measure.arguments import positive
 
 from lmdeploy.cli.smoke import write_model
 from lmdeploy.engine.executor import Limits
@@ -123,7 +124,7 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("model", type=Path, nargs="*")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=positive, default=5)
     args = parser.parse_args()
     for path in args.model:
         measure_model(path, args.repeats)

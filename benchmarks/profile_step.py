@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measure.arguments import positive
 from measure.demo import demo_model
 
 from lmdeploy import TurbomindEngineConfig
@@ -270,13 +271,13 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--model", type=Path, help="the demo model when left out")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--decode", type=int, nargs="*", default=[1, 8, 32], help="sequences")
+    parser.add_argument("--threads", type=positive, default=2)
+    parser.add_argument("--decode", type=positive, nargs="*", default=[1, 8, 32], help="sequences")
     parser.add_argument("--context", type=int, default=512, help="tokens before the decode steps")
     parser.add_argument("--prefill", type=int, default=512, help="tokens; 0: none")
     parser.add_argument("--accuracy", choices=THRESHOLDS, default="auto")
     parser.add_argument("--dtype", choices=NATIVE_DTYPES, default="auto")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=positive, default=40)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     args = parser.parse_args()

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from measure.arguments import positive
 from measure.demo import demo_model
 from measure.machine import Watch
 from measure.statistics import median
@@ -166,12 +167,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--model", type=Path, help="GGUF file; the demo model when left out")
     parser.add_argument("--llama-server", type=Path)
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--requests", type=int, default=24, help="of a turn")
-    parser.add_argument("--prompt-words", type=int, default=100)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--streams", type=positive, default=8)
+    parser.add_argument("--requests", type=positive, default=24, help="of a turn")
+    parser.add_argument("--prompt-words", type=positive, default=100)
+    parser.add_argument("--tokens", type=positive, default=64)
+    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--threads", type=positive, default=2)
     args = parser.parse_args()
     args.model = args.model or demo_model()
     commands = {"lmdeploy": ours} | ({"llama-server": llama} if args.llama_server else {})

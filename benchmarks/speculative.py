@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from measure.arguments import positive
 from measure.demo import demo_model
 
 from lmdeploy.config import GenerationConfig, TurbomindEngineConfig
@@ -112,9 +113,9 @@ def main() -> None:
     )
     parser.add_argument("model", nargs="?", type=Path, help="default: the demo model")
     parser.add_argument("--config", default='{"method": "ngram"}', metavar="JSON", help="speculative_config")
-    parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--tokens", type=int, default=192)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--pairs", type=positive, default=15)
+    parser.add_argument("--tokens", type=positive, default=192)
+    parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name has this in it")
     args = parser.parse_args()

@@ -20,6 +20,8 @@ import sys
 import time
 from pathlib import Path
 
+from measure.arguments import positive
+
 PHASES = ("python", "imports", "plan", "load", "first token")
 
 
@@ -114,7 +116,7 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("model", nargs="+")
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=positive, default=5)
     args = parser.parse_args()
     for model in args.model:
         report(model, args.runs)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from measure.arguments import positive
 from measure.demo import demo_model
 
 from lmdeploy.config import TurbomindEngineConfig
@@ -64,10 +65,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default=str(demo_model()))
-    parser.add_argument("--prompt-tokens", type=int, default=2000)
-    parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--quiet-tokens", type=int, default=100)
-    parser.add_argument("--num-threads", type=int, default=None)
+    parser.add_argument("--prompt-tokens", type=positive, default=2000)
+    parser.add_argument("--prompts", type=positive, default=4)
+    parser.add_argument("--quiet-tokens", type=positive, default=100)
+    parser.add_argument("--num-threads", type=positive, default=None)
     args = parser.parse_args()
     longest = 8 * args.prompt_tokens
     config = TurbomindEngineConfig(
