@@ -121,7 +121,9 @@ def test_a_link_is_not_replaced(model: Path, folder: Path) -> None:
 def start(model: Path, folder: Path) -> subprocess.Popen[bytes]:
     """A conversion that waits for ever when it has begun to write."""
     code = (
-        "import sys, time\n"
+        "import signal, sys, time\n"
+        # Under nohup, say, this would be ignored, and then convert goes on as it should.
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "from lmdeploy.cli.main import main\n"
         "from lmdeploy.turbomind import packed\n"
         "def wait(model, directory, progress):\n"
