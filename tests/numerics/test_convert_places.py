@@ -122,8 +122,9 @@ def start(model: Path, folder: Path) -> subprocess.Popen[bytes]:
     """A conversion that waits for ever when it has begun to write."""
     code = (
         "import signal, sys, time\n"
-        # Under nohup, say, this would be ignored, and then convert goes on as it should.
+        # In a background job, say, these would be ignored, and then convert goes on as it should.
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from lmdeploy.cli.main import main\n"
         "from lmdeploy.turbomind import packed\n"
         "def wait(model, directory, progress):\n"
