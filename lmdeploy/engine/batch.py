@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from lmdeploy.engine.request import Request, SamplingParams, Sequence
 
-Row = tuple[
-    Sequence, int
-]  # a sequence and how many of its tokens to compute, drafts behind the last included
+# A sequence and how many of its tokens to compute, drafts behind the last included.
+Row = tuple[Sequence, int]
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -164,7 +163,15 @@ class Packer:
                 biases += [None] * len(scored)
                 histories += [None] * len(scored)
                 records += [seq.packed[1]] * len(scored)
-            if draws := seq.num_draws(n):
+            draws = seq.num_computed + n - seq.length + 1
+            if draws == 1:  # nearly every row, so without lists of one
+                index.append(start + n - 1)
+                targets.append(-1)
+                positions.append(seq.length - seq.num_prompt)
+                biases.append(seq.bias)
+                histories.append(None if seq.history is None else seq.history.view())
+                records.append(seq.packed[0])
+            elif draws > 1:
                 index += range(start + n - draws, start + n)
                 targets += [-1] * draws
                 positions += range(seq.num_output, seq.num_output + draws)
@@ -203,8 +210,6 @@ def _token_ids(rows: list[Row], total: int) -> I32:
 def _histories(seq: Sequence, draws: int) -> list[Any]:
     if seq.history is None:
         return [None] * draws
-    if draws == 1:
-        return [seq.history.view()]
     return seq.history.views(seq.tokens[seq.length : seq.length + draws - 1].tolist())
 
 

@@ -138,70 +138,79 @@ class Engine:
 
     def _commit(self, rows: list[Row], result: StepResult) -> list[TokenEvent]:
         events = []
-        finite = result.finite.tolist()
+        tokens, finite = result.token_ids.tolist(), result.finite.tolist()
         all_finite = all(finite)
         first = 0
         for seq, num_new in rows:
-            draws = seq.num_draws(num_new)
-            scored = len(seq.scored_positions(num_new)) if seq.scores_prompt else 0
-            drawn = first + scored
-            end = drawn + draws
+            drafts = max(seq.num_computed + num_new - seq.length, 0)
+            draws = seq.num_computed + num_new >= seq.length
+            drawn = first + len(seq.scored_positions(num_new)) if seq.scores_prompt else first
             # What comes of a draft matters only if the draft is right.
-            if all_finite or all(finite[first : drawn + min(draws, 1)]):
-                self._advance(seq, num_new - max(draws - 1, 0), result, range(first, drawn))
+            if all_finite or all(finite[first : drawn + draws]):
+                if drawn > first:
+                    self._score(seq, result, range(first, drawn))
+                self._advance(seq, num_new - drafts)
                 if draws:
-                    events.append(self._accept(seq, result, range(drawn, end)))
+                    events.append(self._accept(seq, result, drawn, tokens[drawn : drawn + 1 + drafts]))
             else:
                 self._cache.retract(seq)
                 events.append(self._fail(seq, "the model produced NaN or infinity for this request"))
-            first = end
+            first = drawn + draws + drafts
         return events
 
-    def _advance(self, seq: Sequence, num_new: int, result: StepResult, scored: range) -> None:
-        if scored:
-            top = seq.request.prompt_logprobs or 0
-            seq.prompt_scores += [_logprobs(result, sample, top) for sample in scored]
+    def _score(self, seq: Sequence, result: StepResult, samples: range) -> None:
+        top = seq.request.prompt_logprobs or 0
+        seq.prompt_scores += [_logprobs(result, sample, top) for sample in samples]
+
+    def _advance(self, seq: Sequence, num_new: int) -> None:
         seq.num_computed += num_new
         if seq.num_computed >= (seq.num_published + 1) * self._caps.block_size:
             self._cache.publish(seq)
 
-    def _accept(self, seq: Sequence, result: StepResult, drawn: range) -> TokenEvent:
-        """Take what was drawn into the sequence and end it if a rule says so."""
+    def _accept(self, seq: Sequence, result: StepResult, first: int, drawn: list[int]) -> TokenEvent:
+        """Take what was drawn, samples `first` and on, into the sequence and end it if a rule says so."""
         event = TokenEvent(seq.request.request_id, cached_tokens=seq.cached_tokens)
         if seq.length == seq.num_prompt:
             event.prompt_logprobs = tuple(seq.prompt_scores)
         if seq.request.max_new_tokens == 0:  # the prompt was only to be scored
             event.finish_reason = "length"
         else:
-            guessed = len(drawn) - 1
-            drafts = seq.tokens[seq.length : seq.length + guessed].tolist() if guessed else []
-            self._append(seq, result, drawn[0], event)
+            drafts = []
+            if len(drawn) > 1:  # read before the first drawn token takes the first draft's place
+                drafts = seq.tokens[seq.length : seq.length + len(drawn) - 1].tolist()
+            self._append(seq, result, first, drawn[0], event)
             if drafts:
-                self._accept_drafts(seq, drafts, result, drawn[1:], event)
+                self._accept_drafts(seq, drafts, result, first + 1, drawn[1:], event)
         if event.finish_reason is not None:
             self._remove(seq)
             self._totals.finished += 1
         return event
 
     def _accept_drafts(
-        self, seq: Sequence, drafts: list[int], result: StepResult, drawn: range, event: TokenEvent
+        self,
+        seq: Sequence,
+        drafts: list[int],
+        result: StepResult,
+        first: int,
+        drawn: list[int],
+        event: TokenEvent,
     ) -> None:
         """What was drawn at a draft counts if each draft so far is the token drawn in its place."""
-        first = seq.length
-        for draft, sample in zip(drafts, drawn, strict=True):
+        length = seq.length
+        for sample, (draft, token) in enumerate(zip(drafts, drawn, strict=True), first):
             if event.finish_reason is not None or seq.last_token != draft or not result.finite[sample]:
                 break
-            self._advance(seq, 1, result, range(0))
-            self._append(seq, result, sample, event)
-        accepted = seq.length - first
+            self._advance(seq, 1)
+            self._append(seq, result, sample, token, event)
+        accepted = seq.length - length
         event.drafted_tokens, event.accepted_tokens = len(drafts), accepted
         self._totals.drafted_tokens += len(drafts)
         self._totals.accepted_tokens += accepted
         if self._speculation is not None:
             self._speculation.settle(seq, len(drafts), accepted)
 
-    def _append(self, seq: Sequence, result: StepResult, sample: int, event: TokenEvent) -> None:
-        token, request = int(result.token_ids[sample]), seq.request
+    def _append(self, seq: Sequence, result: StepResult, sample: int, token: int, event: TokenEvent) -> None:
+        request = seq.request
         seq.append_token(token)
         if seq.bias is not None:
             update_bias(seq)
