@@ -52,11 +52,13 @@ def penalties_keep_wrong_drafts(patch: Patch) -> None:
 
 @fault
 def every_draft_counts_as_right(patch: Patch) -> None:
-    def accept(engine: Engine, seq: Sequence, drafts: Any, result: Any, drawn: Any, event: Any) -> None:
-        for sample in drawn:
+    def accept(
+        engine: Engine, seq: Sequence, drafts: Any, result: Any, first: int, drawn: list[int], event: Any
+    ) -> None:
+        for sample, token in enumerate(drawn, first):
             if event.finish_reason is None:
-                engine._advance(seq, 1, result, range(0))
-                engine._append(seq, result, sample, event)
+                engine._advance(seq, 1)
+                engine._append(seq, result, sample, token, event)
 
     patch.setattr(Engine, "_accept_drafts", accept)
 
