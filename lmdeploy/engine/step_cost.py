@@ -9,7 +9,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 # A running stream waits for at most this many of its quiet steps while prompts are computed beside it. The
-# promise is 3; the rest is for what the shortest of a few steps does not show: noise, and steps of mixed rows.
+# promise is 3; the rest is for what the shortest of a few steps does not show: noise, steps of mixed rows.
 GAP = 2.0
 
 
