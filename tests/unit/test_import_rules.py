@@ -38,13 +38,16 @@ MAY_IMPORT = {
     "runtime": TEXT_AND_NUMBERS | {"models", "engine", "turbomind", "pytorch"},
     "pipeline": TEXT_AND_NUMBERS | {"models", "engine", "runtime", "messages"},
     "serve": TEXT_AND_NUMBERS | {"models", "engine", "runtime", "messages"},
-    "cli": TEXT_AND_NUMBERS | {"models", "engine", "turbomind", "runtime", "messages", "pipeline", "serve"},
+    "lite": TEXT_AND_NUMBERS | {"models"},
+    "quality": TEXT_AND_NUMBERS | {"models", "lite", "engine", "runtime", "messages", "pipeline"},
+    "cli": TEXT_AND_NUMBERS
+    | {"models", "engine", "turbomind", "runtime", "messages", "pipeline", "serve", "lite", "quality"},
     "__main__": {"cli"},
     "": {"config", "pipeline", "speculative"},  # lmdeploy/__init__.py
 }
 # Third-party package -> the only places that may import it.
 ONLY_IN = {
-    "torch": ("models/reference.py", "pytorch/"),
+    "torch": ("models/reference.py", "pytorch/", "lite/", "quality/"),
     "transformers": (),
     "ray": (),
     "fastapi": ("serve/",),
@@ -53,8 +56,8 @@ ONLY_IN = {
     "pydantic": ("serve/",),
     "jinja2": ("text/",),
     "tokenizers": ("text/",),
-    "safetensors": ("models/", "cli/smoke.py"),
-    "huggingface_hub": ("models/",),
+    "safetensors": ("models/", "lite/", "cli/smoke.py"),
+    "huggingface_hub": ("models/", "lite/"),
     "prompt_toolkit": ("cli/",),
 }
 ENGINE_THIRD_PARTY = {"numpy"}

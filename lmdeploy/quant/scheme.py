@@ -1,0 +1,28 @@
+"""How a matrix is to be rounded: bits, group, with or without zero point; and what that costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WHOLE_ROW = -1
+
+
+@dataclass(frozen=True, slots=True)
+class WeightScheme:
+    """Integers of `bits` (4 or 8) with one scale for each `group_size` consecutive inputs of a channel.
+
+    group_size: WHOLE_ROW is one group for each channel; where it does not divide the inputs, the last group
+    is shorter. symmetric: no zero point (codes are centred); else one zero point of `bits` for each group.
+    """
+
+    bits: int = 4
+    group_size: int = 128
+    symmetric: bool = False
+
+    def groups(self, inputs: int) -> int:
+        return 1 if self.group_size == WHOLE_ROW else -(-inputs // self.group_size)
+
+    def bits_per_weight(self, inputs: int) -> float:
+        """Codes, 16-bit scales and zero points of a matrix with so many inputs, by weight."""
+        extra = 16 + (0 if self.symmetric else self.bits)
+        return self.bits + extra * self.groups(inputs) / inputs
