@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from demo_directory import demo_directory
+from demo_model import demo_gguf, reference_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lmdeploy.text.chat_template import load_chat_template
 from lmdeploy.text.tokenizer import load_tokenizer
-from tests.support.demo_directory import demo_directory
-from tests.support.demo_model import demo_gguf, reference_model
 
 _MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import ml_dtypes  # noqa: F401  (first: it registers bfloat16 with NumPy)
 import numpy as np
+from demo_model import demo_gguf
 from safetensors.numpy import save_file
 
 from lmdeploy.models.registry import open_checkpoint
@@ -20,7 +21,6 @@ from lmdeploy.models.spec import ModelSpec
 from lmdeploy.quant.tensors import GroupedTensor
 from lmdeploy.text.chat_template import own_templates
 from lmdeploy.text.sources import read_source, write_as_files
-from tests.support.demo_model import demo_gguf
 
 _PARTS = {
     "attn": "self_attn",
