@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from lmdeploy.lite import awq
+from lmdeploy.lite import awq, smooth_quant
 from lmdeploy.lite.clip import clipped_grid
 from lmdeploy.lite.gptq import compensated_codes
 from lmdeploy.lite.problem import InputStats, LayerProblem, LayerResult, LinearReport, Quantise
 from lmdeploy.lite.recipe import Recipe
 from lmdeploy.lite.rounding import Grid, full_grid
-from lmdeploy.lite.smoothing import fold, fold_stats, smoothing_groups
+from lmdeploy.lite.smoothing import SmoothingGroup, fold, fold_stats, smoothing_groups
 from lmdeploy.quant.scheme import WeightScheme
 from lmdeploy.quant.tensors import GroupedTensor
 
@@ -42,7 +42,7 @@ class _Steps:
 
 def _steps(recipe: Recipe) -> _Steps:
     parts = recipe.method.split("+")
-    return _Steps("awq" in parts, recipe.clip, "gptq" in parts)
+    return _Steps("awq" in parts or recipe.method == "smooth_quant", recipe.clip, "gptq" in parts)
 
 
 class _Layer:
@@ -69,16 +69,23 @@ class _Layer:
         for group in smoothing_groups(self._problem.spec, self._problem.index):
             if not any(self._seen(name) and self._problem.schemes.get(name) for name in group.linears):
                 continue
-            if self._recipe.search_scale:
-                scales = awq.searched(self._problem, self._weights, self._stats, group, self._plainly)
-            else:
-                scales = awq.fixed(self._weights, self._stats, group)
+            scales = self._scales(group)
             changed = fold(self._weights, group, scales)
             self._weights.update(changed)
             self._scaled.update(changed)
             inputs = group.to_inputs(scales)
             for name in group.linears:
                 self._stats[name] = fold_stats(self._stats[name], inputs)
+
+    def _scales(self, group: SmoothingGroup) -> torch.Tensor:
+        stats = self._stats[group.linears[0]]
+        if self._recipe.method == "smooth_quant":
+            if self._recipe.search_scale:
+                return smooth_quant.searched(self._weights, stats, group)
+            return smooth_quant.candidate(self._weights, stats, group, smooth_quant.FIXED_RATIO)
+        if self._recipe.search_scale:
+            return awq.searched(self._problem, self._weights, self._stats, group, self._plainly)
+        return awq.fixed(self._weights, self._stats, group)
 
     def _seen(self, name: str) -> bool:
         return name in self._stats and self._stats[name].tokens >= FEWEST_TOKENS
