@@ -22,6 +22,7 @@ from lmdeploy.models.formats.module import (
     FLOATS,
     ROUNDED_ZEROS,
     Array,
+    Groups,
     Matrix,
     Module,
     Options,
@@ -55,18 +56,22 @@ class Gptq:
         words, n = module.plane("qweight", ("I32",))
         per_word = 32 // self.bits
         k = words * per_word
-        groups = module.groups("qweight", k, self.group_size)
-        module.check("qzeros", ("I32",), (groups, n // per_word))
-        module.check("scales", FLOATS, (groups, n))
+        groups = Groups.of(k, self.group_size)
+        module.check("qzeros", ("I32",), (groups.stored, n // per_word))
+        module.check("scales", FLOATS, (groups.stored, n))
         if self.desc_act or "g_idx" in module.headers:
             module.check("g_idx", ("I32", "I64"), (k,))
         kind: TensorKind = "int4_zero" if self.bits == 4 else "int8" if self.symmetric else "int8_min"
-        return Matrix((n, k), kind, self.bits, k // groups, self.desc_act and groups > 1)
+        return Matrix((n, k), kind, self.bits, groups.size, self.desc_act and groups.stored > 1)
 
     def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
         codes = unpack(parts["qweight"].T, self.bits)
-        scales, zeros = channel_scales(parts["scales"]), self._zeros(module, parts)
-        group, order = codes.shape[1] // scales.shape[1], self._order(module, parts, codes.shape[1])
+        groups = Groups.of(codes.shape[1], self.group_size)
+        scales, zeros = (
+            groups.spread(channel_scales(parts["scales"])),
+            groups.spread(self._zeros(module, parts)),
+        )
+        group, order = groups.size, self._order(module, parts, groups)
         if order is not None:
             codes = np.take(codes, order, axis=1)
         if self.bits == 4:
@@ -76,11 +81,12 @@ class Gptq:
         return GroupedTensor(8, group, (codes ^ 0x80).view(np.int8), scales, order=order)
 
     def stored(self, module: Module, parts: Mapping[str, Array]) -> StoredMatrix | None:
-        words, scales = parts["qweight"], channel_scales(parts["scales"])
-        k = words.shape[0] * 32 // self.bits
-        if self._order(module, parts, k) is not None or (self.bits == 8 and not self.symmetric):
+        words, k = parts["qweight"], parts["qweight"].shape[0] * 32 // self.bits
+        groups = Groups.of(k, self.group_size)
+        scales = groups.spread(channel_scales(parts["scales"]))
+        if self._order(module, parts, groups) is not None or (self.bits == 8 and not self.symmetric):
             return None
-        zeros, shape, group = self._zeros(module, parts), (words.shape[1], k), k // scales.shape[1]
+        zeros, shape, group = groups.spread(self._zeros(module, parts)), (words.shape[1], k), groups.size
         if self.bits == 8:
             return StoredMatrix("gptq8", words, shape, group, scales=scales)
         return StoredMatrix("gptq4", words, shape, group, scales=scales, zeros=zeros)
@@ -95,15 +101,16 @@ class Gptq:
             _check_version(module, int(zeros[0, 0]))
         return zeros
 
-    def _order(self, module: Module, parts: Mapping[str, Array], k: int) -> npt.NDArray[np.int32] | None:
+    def _order(
+        self, module: Module, parts: Mapping[str, Array], groups: Groups
+    ) -> npt.NDArray[np.int32] | None:
         """In which the inputs lie when sorted by group, where that is not as they are."""
-        groups = parts["scales"].shape[0]
-        if "g_idx" not in parts or groups == 1:
+        if "g_idx" not in parts or groups.stored == 1:
             return None
-        order = order_of(module, "g_idx", parts["g_idx"], k // groups)
+        order = order_of(module, "g_idx", parts["g_idx"], groups.stored_size)
         if self.desc_act:
             return order
-        if not np.array_equal(order, np.arange(k)):
+        if not np.array_equal(order, np.arange(groups.inputs)):
             raise module.fail("g_idx", "is not in order, although desc_act is false")
         return None
 
