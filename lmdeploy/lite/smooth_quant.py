@@ -6,6 +6,7 @@ Scale of an input channel: max|x|^ratio / max|w|^(1 - ratio). Knows no layer; `m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -17,7 +18,7 @@ from lmdeploy.quant.scheme import WHOLE_ROW, WeightScheme
 
 W8 = WeightScheme(8, WHOLE_ROW, True)
 FIXED_RATIO = 0.5
-_RATIOS = tuple(step / 20 for step in range(0, 20))
+_RATIOS = tuple(0.3 + step / 10 for step in range(6))
 
 
 def candidate(
@@ -38,11 +39,13 @@ def expected_error(
     """Mean square of what rounding weights and activations changes in the group's outputs, about.
 
     Weights: from the gram matrix. Activations: each value is off by a part of a step that is evenly
-    distributed, and a token's step is at most the largest value of all channels / 127.
+    distributed. A token's step is its largest value / 127, for which stands what normal values of as many
+    channels, each as strong as the strongest, would reach.
     """
     inputs = group.to_inputs(scales)
     seen = fold_stats(stats, inputs)
-    step = seen.max_abs.max() / 127
+    strongest = float(seen.gram.diagonal().max())
+    step = (2 * math.log(len(inputs)) * strongest) ** 0.5 / 127
     total = 0.0
     for name in group.linears:
         weight = weights[f"{name}.weight"] * inputs
