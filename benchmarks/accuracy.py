@@ -10,7 +10,6 @@ Q4_0 file, against its own computation of the same weights kept in float32. Need
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from bench_native import read_setup
-from measure.arguments import positive
+from measure.arguments import described, model_path, positive
 from measure.demo import demo_model
 from measure.rows import ACCURACIES
 
@@ -208,9 +207,8 @@ def table(found: dict[str, dict[str, float]], measure: dict[str, float] | None) 
 
 
 def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--model", type=Path, help="the demo model when left out")
+    parser = described(__doc__)
+    parser.add_argument("--model", type=model_path, help="the demo model when left out")
     parser.add_argument("--windows", type=positive, default=17, help=f"of {WINDOW} tokens; 17 score 4,335")
     parser.add_argument("--accuracies", nargs="+", choices=ACCURACIES, default=list(ACCURACIES))
     parser.add_argument("--peers", type=Path, help="TOML file that says where llama.cpp and the models are")

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from measure.arguments import positive
+from measure.arguments import described, positive
 from measure.extras import EXTRAS, run_extras
 from measure.machine import processor
 from measure.records import Key, Records
@@ -165,8 +165,7 @@ def estimate(records: Records, args: argparse.Namespace, sides: list[Side]) -> s
 
 
 def parse() -> argparse.Namespace:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser = described(__doc__)
     parser.add_argument("--peers", type=Path, help="TOML file that says where peers and models are")
     parser.add_argument("--model-dir", type=Path, help="folder of the models, in place of that of --peers")
     parser.add_argument("--out", type=Path, default=Path("build/bench-native"), help="folder of the results")

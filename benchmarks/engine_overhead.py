@@ -10,7 +10,6 @@ Python, the call itself and waking threads.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure.arguments import positive
+from measure.arguments import described, model_path, positive
 
 from lmdeploy.engine.batch import Batch, StepResult
 from lmdeploy.engine.executor import Capabilities
@@ -121,12 +120,10 @@ def shares(model: Path, rows: int, steps: int, threads: int) -> tuple[float, flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("--steps", type=positive, default=500)
     parser.add_argument("--block-size", type=positive, default=32)
-    parser.add_argument("--model", type=Path, help="model whose steps the overhead is compared with")
+    parser.add_argument("--model", type=model_path, help="model whose steps the overhead is compared with")
     parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--json", type=Path, help="file for the shares")
     args = parser.parse_args()

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
-from measure.arguments import positive
+from measure.arguments import described, positive
+from measure.kernel_arguments import add_kernel_arguments
 
 from lmdeploy import TurbomindEngineConfig
 from lmdeploy.cli.smoke import write_model
@@ -91,16 +91,8 @@ def long_prompts(tokens: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
-    parser.add_argument(
-        "--kernels", default=K.active(), choices=[n for n in K.supported() if n != "portable"]
-    )
-    parser.add_argument(
-        "--megabytes", type=positive, default=256, help="of cache with 16 bits to walk through"
-    )
+    parser = described(__doc__)
+    add_kernel_arguments(parser, "of cache with 16 bits to walk through")
     parser.add_argument("--repeats", type=positive, default=8)
     parser.add_argument("--engine-tokens", type=int, default=0, help="length of the prompt for the engine")
     args = parser.parse_args()

@@ -11,11 +11,11 @@ memory, and both sides alike.
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 import numpy as np
-from measure.arguments import positive
+from measure.arguments import described, positive
+from measure.kernel_arguments import add_kernel_arguments
 
 from lmdeploy.turbomind import _turbomind
 
@@ -82,16 +82,8 @@ def attention(args: argparse.Namespace, kv_heads: int, heads: int, dim: int, tok
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
-    parser.add_argument(
-        "--kernels", default=K.active(), choices=[n for n in K.supported() if n != "portable"]
-    )
-    parser.add_argument(
-        "--megabytes", type=positive, default=256, help="bytes of weights or cache to walk through"
-    )
+    parser = described(__doc__)
+    add_kernel_arguments(parser, "bytes of weights or cache to walk through")
     parser.add_argument("--planes", type=int, default=2, choices=(1, 2), help="of int8 activations")
     parser.add_argument("--repeats", type=positive, default=12)
     parser.add_argument("--quick", action="store_true", help="one shape and W4 only")

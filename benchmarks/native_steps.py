@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from measure.arguments import positive
+from measure.arguments import described, model_path, positive
 from measure.demo import demo_model
 
 from lmdeploy.engine.batch import Batch, SampleColumns
@@ -102,9 +102,8 @@ def best_time(executor: Any, step: Batch, seconds: float) -> tuple[float, float]
 
 
 def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--model", default="demo", help="demo, or the path of a model")
+    parser = described(__doc__)
+    parser.add_argument("--model", type=model_path, default=demo_model(), help="the demo model when left out")
     parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--accuracy", default="auto", choices=("exact", "auto", "fast"))
     parser.add_argument("--rows", default="1,2,4,6,8,16,32,64")
@@ -112,7 +111,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=CONTEXT)
     parser.add_argument("--seconds", type=float, default=0.7, help="for each step")
     args = parser.parse_args()
-    checkpoint = open_checkpoint(demo_model() if args.model == "demo" else args.model)
+    checkpoint = open_checkpoint(args.model)
     all_steps = list(steps(args))
     blocks = max(len(step.block_ids) for *_, step in all_steps)
     tokens = max(count for _, count, _, _ in all_steps)

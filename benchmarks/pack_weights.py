@@ -10,7 +10,6 @@ beside it stands the limit of the same run, its files merely read into a buffer,
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure.arguments import positive
+from measure.arguments import described, model_path, positive
 
 from lmdeploy.cli.smoke import write_model
 from lmdeploy.engine.executor import Limits
@@ -121,9 +120,8 @@ def measure_model(path: Path, repeats: int) -> None:
 
 
 def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("model", type=Path, nargs="*")
+    parser = described(__doc__)
+    parser.add_argument("model", type=model_path, nargs="*")
     parser.add_argument("--repeats", type=positive, default=5)
     args = parser.parse_args()
     for path in args.model:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure.arguments import positive
+from measure.arguments import described, model_path, positive
 from measure.demo import demo_model
 
 from lmdeploy import TurbomindEngineConfig
@@ -268,9 +268,8 @@ def report(title: str, model: Path, args: argparse.Namespace, step: Step, measur
 
 
 def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--model", type=Path, help="the demo model when left out")
+    parser = described(__doc__)
+    parser.add_argument("--model", type=model_path, help="the demo model when left out")
     parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--decode", type=positive, nargs="*", default=[1, 8, 32], help="sequences")
     parser.add_argument("--context", type=int, default=512, help="tokens before the decode steps")

@@ -364,8 +364,9 @@ def make(out: Path, name: str, form: str) -> Path:
 
 
 def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", nargs="*", choices=SHAPES, default=[])
     parser.add_argument("--format", nargs="*", choices=FORMATS, default=[])

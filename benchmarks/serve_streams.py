@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from measure.arguments import positive
+from measure.arguments import described, model_path, positive
 from measure.demo import demo_model
 from measure.machine import Watch
 from measure.statistics import median
@@ -163,9 +163,8 @@ def line(name: str, turns: list[tuple[list[Stream], float]], tokens: int) -> str
 
 
 def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--model", type=Path, help="GGUF file; the demo model when left out")
+    parser = described(__doc__)
+    parser.add_argument("--model", type=model_path, help="GGUF file; the demo model when left out")
     parser.add_argument("--llama-server", type=Path)
     parser.add_argument("--streams", type=positive, default=8)
     parser.add_argument("--requests", type=positive, default=24, help="of a turn")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from measure.arguments import positive
+from measure.arguments import described, positive
 from measure.demo import demo_model
 
 from lmdeploy.config import GenerationConfig, TurbomindEngineConfig
@@ -108,9 +108,7 @@ def compare(args: argparse.Namespace, frontend: Frontend, plain: Engine, specula
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described(__doc__)
     parser.add_argument("model", nargs="?", type=Path, help="default: the demo model")
     parser.add_argument("--config", default='{"method": "ngram"}', metavar="JSON", help="speculative_config")
     parser.add_argument("--pairs", type=positive, default=15)

@@ -11,7 +11,6 @@ seconds stand beside the wall clock's, for machines with other work: what a quie
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
@@ -20,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from measure.arguments import positive
+from measure.arguments import described, model_path, positive
 
 PHASES = ("python", "imports", "plan", "load", "first token")
 
@@ -113,13 +112,12 @@ def main() -> None:
         return worker(sys.argv[2], float(sys.argv[3]))
     if sys.argv[1:2] == ["--parts"]:
         return parts(sys.argv[2])
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("model", nargs="+")
+    parser = described(__doc__)
+    parser.add_argument("model", type=model_path, nargs="+")
     parser.add_argument("--runs", type=positive, default=5)
     args = parser.parse_args()
     for model in args.model:
-        report(model, args.runs)
+        report(str(model), args.runs)
 
 
 if __name__ == "__main__":

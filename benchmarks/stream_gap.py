@@ -8,13 +8,12 @@ is done. Prints the gaps and their ratio to the quiet median, and what the promp
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 
 import numpy as np
-from measure.arguments import positive
+from measure.arguments import described, model_path, positive
 from measure.demo import demo_model
 
 from lmdeploy.config import TurbomindEngineConfig
@@ -61,10 +60,8 @@ def read_prompts(engine: Engine, count: int, tokens: int, vocab_size: int) -> tu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", nargs="?", default=str(demo_model()))
+    parser = described(__doc__)
+    parser.add_argument("model", nargs="?", type=model_path, default=demo_model())
     parser.add_argument("--prompt-tokens", type=positive, default=2000)
     parser.add_argument("--prompts", type=positive, default=4)
     parser.add_argument("--quiet-tokens", type=positive, default=100)
