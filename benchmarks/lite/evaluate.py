@@ -1,7 +1,8 @@
 """One harness for every method: perplexity and KL divergence to the original of any directory or GGUF file.
 
-Whatever the format, its weights are read by `models` and computed in float32 by `models.reference`, on the same
-windows of held-out text. Of the original only the last hidden vectors are kept; its logits are computed again.
+Whatever the format, its weights are read by `models` and computed in float32 by `models.reference`, on the
+same windows of held-out text. Of the original only the last hidden vectors are kept; its logits are computed
+again.
 """
 
 from __future__ import annotations
@@ -57,6 +58,18 @@ class Judge:
         }
 
 
+def facts_of(model: Path) -> dict[str, float]:
+    """bits_per_weight: what the files take for the layers' matrices, scales and zero points included, by
+    weight (the embedding is left in 16 bits by every side); size_mb: of all weight files."""
+    checkpoint = open_checkpoint(model)
+    linears = [linear for i in range(len(checkpoint.spec.layers)) for linear in checkpoint.spec.linears(i)]
+    infos = [checkpoint.info(f"{linear.name}.weight") for linear in linears]
+    values = sum(linear.out_features * linear.in_features for linear in linears)
+    size = sum(file.stat().st_size for file in checkpoint.files if file.suffix in (".safetensors", ".gguf"))
+    checkpoint.close()
+    return {"bits_per_weight": 8 * sum(info.file_bytes for info in infos) / values, "size_mb": size / 1e6}
+
+
 def _decoder(checkpoint: Checkpoint) -> Decoder:
     weights = {}
     for name in checkpoint.names():
@@ -72,9 +85,7 @@ def _hidden(decoder: Decoder, ids: npt.NDArray[np.int32]) -> torch.Tensor:
     """float32 [tokens, hidden] after the last norm."""
     positions = torch.arange(len(ids))
 
-    def attend(
-        _: int, a: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
+    def attend(_: int, a: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         group = a.num_heads // a.num_kv_heads
         keys, values = (x.transpose(0, 1).repeat_interleave(group, 0) for x in (k, v))
         scores = masked_scores(q.transpose(0, 1), keys, a, visible(positions, positions, a.window))

@@ -72,7 +72,16 @@ class Workshop:
             data = ["--calib-samples", samples, "--calib-seqlen", length]
             if side.text != "general":
                 data += ["--calib-dataset", self._text(side.text, samples, length)]
-        lmdeploy = [sys.executable, "-m", "lmdeploy", "lite", command, self.models[model], "--work-dir", target]
+        lmdeploy = [
+            sys.executable,
+            "-m",
+            "lmdeploy",
+            "lite",
+            command,
+            self.models[model],
+            "--work-dir",
+            target,
+        ]
         return self._run([*lmdeploy, "--no-report", *flags, *data], target)
 
     def _text(self, kind: str, samples: int, length: int) -> Path:
@@ -118,7 +127,20 @@ class Workshop:
             tokenizer, text = self._tokenizer(), self.out / "matching.txt"
             windows = calibration(tokenizer, self.samples, self.length)
             text.write_text("".join(tokenizer.decode(ids.tolist()) for ids in windows))
-            where = ["-m", wide, "-f", text, "-o", matrix, "-c", self.length, "--chunks", self.samples, "-t", 1]
+            where = [
+                "-m",
+                wide,
+                "-f",
+                text,
+                "-o",
+                matrix,
+                "-c",
+                self.length,
+                "--chunks",
+                self.samples,
+                "-t",
+                1,
+            ]
             self._run([tools / "llama-imatrix", *where], matrix)
         return matrix
 

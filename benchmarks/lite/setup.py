@@ -3,9 +3,9 @@
     python benchmarks/lite/setup.py DIR                           everything (about 5 GB and 15 minutes)
     python benchmarks/lite/setup.py DIR --only gptqmodel llmcompressor
 
-DIR/env holds the environments, DIR/llamacpp the tools, and DIR/rivals.toml what `bench_lite.py --rivals` reads.
-What is there already is kept. What does not install is written there with its last line, so that the results
-name it, and the others go on.
+DIR/env holds the environments, DIR/llamacpp the tools, and DIR/rivals.toml what `bench_lite.py --rivals`
+reads. What is there already is kept. What does not install is written there with its last line, so that the
+results name it, and the others go on.
 """
 
 from __future__ import annotations

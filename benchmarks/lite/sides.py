@@ -13,8 +13,8 @@ MODELS = ("demo", "twin")
 class Side:
     """One way to make a model of `case`.
 
-    options: of ours, flags of `lmdeploy lite`, the command first; of a rival, what its job says; of llama.cpp,
-    arguments of llama-quantize. samples, length and text replace those of the run.
+    options: of ours, flags of `lmdeploy lite`, the command first; of llama.cpp, its kind. job: what a rival
+    is told. samples, length and text replace those of the run.
     """
 
     case: str
@@ -75,7 +75,10 @@ WITH_MATRIX = [Side(CURVE, f"{kind} with imatrix", "llama.cpp", (kind, "imatrix"
 
 _STUDY: dict[str, Any] = {"maker": "ours", "models": ("demo",)}
 STUDIES = [
-    *(Side("samples", str(n), options=METHODS[BEST], samples=n, length=256, **_STUDY) for n in (32, 128, 512)),
+    *(
+        Side("samples", str(n), options=METHODS[BEST], samples=n, length=256, **_STUDY)
+        for n in (32, 128, 512)
+    ),
     *(
         Side("length", str(n), options=METHODS[BEST], samples=32_768 // n, length=n, **_STUDY)
         for n in (128, 512, 2048)

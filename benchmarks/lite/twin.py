@@ -1,10 +1,10 @@
 """A model's grid-free twin: the same function, other weights.  usage: twin.py MODEL_DIR OUT_DIR [--seed 0]
 
 Weights that come from a 4-bit file sit on that file's grid, which flatters a quantiser that finds it again.
-Random positive scales of channels, log-uniform in [0.8, 1.25], move them off it: from a norm into the matrices
-it feeds, from up to down, from v to o (one scale for each value channel of a key-value head, which all its
-query heads share). Which matrices those are follows from the model's spec. In exact arithmetic the logits are
-unchanged; how close they are in float32 is tested. Needs no torch.
+Random positive scales of channels, log-uniform in [0.8, 1.25], move them off it: from a norm into the
+matrices it feeds, from up to down, from v to o (one scale for each value channel of a key-value head, which
+all its query heads share). Which matrices those are follows from the model's spec. In exact arithmetic the
+logits are unchanged; how close they are in float32 is tested. Needs no torch.
 """
 
 from __future__ import annotations

@@ -18,7 +18,9 @@ def quantise(job: Job) -> None:
     else:
         config = GPTQConfig(**sizes, desc_act=job["method"] == "gptq act-order")
     model = GPTQModel.load(job["model"], config, dtype=torch.float32)
-    model.quantize([{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in samples_of(job)], batch_size=1)
+    model.quantize(
+        [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in samples_of(job)], batch_size=1
+    )
     model.save(job["out"])
 
 

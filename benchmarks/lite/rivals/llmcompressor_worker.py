@@ -23,7 +23,10 @@ def modifiers(job: Job) -> list[Any]:
         "strategy": "group",
         "group_size": job["group"],
     }
-    groups = {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}, "ignore": ["lm_head"]}
+    groups = {
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+    }
     rounding = GPTQModifier if job["method"] in ("gptq", "awq+gptq") else QuantizationModifier
     scales = [AWQModifier(duo_scaling="both")] if "awq" in job["method"] else []
     return [*scales, rounding(**groups)]
@@ -38,7 +41,13 @@ def quantise(job: Job) -> None:
     rows = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in samples]
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype="float32")
     most = {"max_seq_length": max(map(len, samples)), "num_calibration_samples": len(samples)}
-    oneshot(model=model, dataset=Dataset.from_list(rows), recipe=modifiers(job), shuffle_calibration_samples=False, **most)
+    oneshot(
+        model=model,
+        dataset=Dataset.from_list(rows),
+        recipe=modifiers(job),
+        shuffle_calibration_samples=False,
+        **most,
+    )
     model.save_pretrained(job["out"], save_compressed=True)
 
 
@@ -51,7 +60,9 @@ def read(job: Job) -> None:
 
     config = CompressedTensorsConfig(run_compressed=False)
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype="float32", quantization_config=config)
-    found = {n: m.weight.detach().float().contiguous() for n, m in model.named_modules() if isinstance(m, Linear)}
+    found = {
+        n: m.weight.detach().float().contiguous() for n, m in model.named_modules() if isinstance(m, Linear)
+    }
     save_file({name: values for name, values in found.items() if name != "lm_head"}, job["out"])
 
 
