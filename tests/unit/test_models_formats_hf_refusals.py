@@ -92,7 +92,7 @@ UP = "tensor 'model.layers.1.mlp.up_proj."
         (put("qweight", np.zeros((256, 64), np.int64)), UP + "qweight' is of type I64; I32 is expected"),
         (
             put("qweight", np.zeros((200, 64), np.int32)),
-            "holds 200 inputs, which are not whole groups of 128",
+            "has shape [512, 200]; [512, 256] is expected",
         ),
         (
             put("scales", np.full((2, 512), np.nan, np.float16)),

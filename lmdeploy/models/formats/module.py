@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import ml_dtypes  # noqa: F401  (first: it registers bfloat16 with NumPy)
 import numpy as np
@@ -16,6 +17,7 @@ from lmdeploy.models.formats.gguf_blocks import TensorKind
 from lmdeploy.quant.tensors import GroupedTensor, StoredMatrix, Tensor
 
 Array = npt.NDArray[Any]
+_Value = TypeVar("_Value", bound=np.generic)
 FLOATS = ("F16", "BF16", "F32")
 
 
@@ -103,13 +105,6 @@ class Module:
         if shape is not None and header.shape != shape:
             raise self.fail(part, f"has shape {list(header.shape)}; {list(shape)} is expected")
 
-    def groups(self, part: str, k: int, group_size: int) -> int:
-        """Groups of k inputs; every group must be whole."""
-        group = k if group_size == -1 else group_size
-        if k % group:
-            raise self.fail(part, f"holds {k} inputs, which are not whole groups of {group}")
-        return k // group
-
 
 class Scheme(Protocol):
     """One format with its options."""
@@ -151,6 +146,36 @@ def unpack(words: Array, bits: int) -> npt.NDArray[np.uint8]:
     return codes
 
 
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of K inputs in a file, of which the last may be shorter, and as whole groups of `size`.
+
+    Executors know whole groups only: the scale of a file's group stands for each of the parts it is cut into.
+    """
+
+    inputs: int
+    stored_size: int
+
+    @classmethod
+    def of(cls, inputs: int, group_size: int) -> Groups:
+        """group_size: of the file, -1: one group."""
+        return cls(inputs, inputs if group_size == -1 else min(group_size, inputs))
+
+    @property
+    def stored(self) -> int:
+        """How many the file has."""
+        return -(-self.inputs // self.stored_size)
+
+    @property
+    def size(self) -> int:
+        return math.gcd(self.inputs, self.stored_size)
+
+    def spread(self, values: npt.NDArray[_Value]) -> npt.NDArray[_Value]:
+        """[N, groups of the file] -> [N, whole groups]."""
+        parts = self.stored_size // self.size
+        return values if parts == 1 else np.repeat(values, parts, 1)[:, : self.inputs // self.size]
+
+
 def channel_scales(scales: Array) -> npt.NDArray[np.floating]:
     """[groups, N] as stored -> [N, groups], float16 as it is, other types as float32."""
     wide = scales if scales.dtype == np.float16 else scales.astype(np.float32)
@@ -181,3 +206,21 @@ def order_of(module: Module, part: str, group_of: Array, group: int) -> npt.NDAr
     if not np.array_equal(group_of[order], np.arange(len(order)) // group):
         raise module.fail(part, f"does not place {group} inputs in each group")
     return order
+
+
+def pack(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.int32]:
+    """Codes [..., n] -> int32 [..., ceil(n bits / 32)], lowest bits first, the last word filled with 0."""
+    per_word = 32 // bits
+    missing = -codes.shape[-1] % per_word
+    padded = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, missing)])
+    if bits == 4:
+        padded = padded[..., 0::2] | padded[..., 1::2] << np.uint8(4)
+    return np.ascontiguousarray(padded).view("<i4")
+
+
+def unsigned(tensor: GroupedTensor) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Codes [N, K] and zero points [N, groups] from 0 on; those of signed codes are in the middle."""
+    if tensor.zeros is not None:
+        return tensor.codes.view(np.uint8), tensor.zeros
+    assert tensor.mins is None and tensor.bits == 8
+    return tensor.codes.view(np.uint8) ^ np.uint8(0x80), np.full(tensor.scales.shape, 128, np.uint8)

@@ -1,0 +1,189 @@
+"""Quantises a model layer by layer: memory holds one layer, its statistics and one window.
+
+Owns the order of things: hidden states of all windows, statistics, the algorithm, hidden states of the next
+layer computed with what the algorithm returned (so that later layers see and can mend earlier errors). Knows
+no rounding and no file of the result: `Quantise` and `LayerSink` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from lmdeploy.errors import ModelError
+from lmdeploy.lite.forward import LayerForward
+from lmdeploy.lite.problem import LayerProblem, LayerResult, Quantise
+from lmdeploy.lite.states import HiddenStates
+from lmdeploy.lite.stats import StatsGatherer
+from lmdeploy.models.checkpoint import Checkpoint
+from lmdeploy.quant.scheme import WeightScheme
+from lmdeploy.quant.tensors import GroupedTensor
+
+SAMPLE_TOKENS = 4096
+Schemes = Mapping[str, WeightScheme | None]  # by canonical matrix name, None: kept
+
+
+class LayerSink(Protocol):
+    """Where results go, and come from when an earlier run was stopped."""
+
+    def finished(self, layer: int) -> LayerResult | None: ...
+    def put(self, layer: int, result: LayerResult) -> None: ...
+
+
+class Walk:
+    """Over the layers of `checkpoint` with the calibration windows `windows` (ids of each)."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        windows: Sequence[Sequence[int]],
+        folder: Path,
+        tell: Callable[[str, int, int], None],
+    ) -> None:
+        """folder: for hidden states. tell: a step ("layer 3: statistics"), how much of all work is done, and
+        how much there is, in windows of a layer."""
+        self._checkpoint, self._spec = checkpoint, checkpoint.spec
+        self._windows, self._folder = windows, folder
+        self._tell, self._done = tell, 0
+        self._work = 2 * len(windows) * len(self._spec.layers)
+
+    def run(self, quantise: Quantise, schemes: Schemes, sink: LayerSink) -> None:
+        """Every layer that `sink` does not have already. ModelError names layer and step when something is
+        not finite."""
+        for layer in range(len(self._spec.layers)):
+            if sink.finished(layer) is not None and (self._path(layer + 1).exists() or not self._windows):
+                self._advance(f"layer {layer}: done before", 2 * len(self._windows))
+                continue
+            with torch.no_grad():
+                self._layer(layer, quantise, schemes, sink)
+            self._path(layer).unlink(missing_ok=True)
+        self._path(len(self._spec.layers)).unlink(missing_ok=True)
+
+    def _layer(self, layer: int, quantise: Quantise, schemes: Schemes, sink: LayerSink) -> None:
+        weights = layer_weights(self._checkpoint, layer)
+        result = sink.finished(layer)
+        if result is None:
+            problem = self._problem(layer, weights, schemes)
+            self._advance(f"layer {layer}: quantising", 0)
+            result = quantise(problem)
+            _check_result(layer, result)
+            del problem
+            sink.put(layer, result)
+        if self._windows and layer + 1 < len(self._spec.layers):
+            self._next_states(layer, weights | as_weights(result))
+        else:
+            self._done += len(self._windows)
+
+    def _problem(self, layer: int, weights: dict[str, torch.Tensor], schemes: Schemes) -> LayerProblem:
+        prefix = f"layers.{layer}."
+        gatherer = StatsGatherer(self._spec, layer)
+        forward = LayerForward(self._spec, layer, weights, gatherer.observe)
+        if self._windows and not self._path(layer).exists():
+            assert layer == 0
+            self._embed()
+        sample = []
+        kept = sample_windows([len(ids) for ids in self._windows])
+        if self._windows:
+            with self._open(layer) as states:
+                for i in range(len(states)):
+                    x = states.read(i)
+                    if i in kept:
+                        sample.append(x)
+                    _check_finite(forward(x), layer, "its output", i)
+                    self._advance(f"layer {layer}: statistics", 1)
+        return LayerProblem(
+            spec=self._spec,
+            index=layer,
+            weights=weights,
+            stats=gatherer.stats(),
+            schemes={n.removeprefix(prefix): s for n, s in schemes.items() if n.startswith(prefix)},
+            sample=torch.stack(sample) if sample else torch.zeros(0, 0, self._spec.hidden_size),
+            attention=lambda w, x: _each(LayerForward(self._spec, layer, w).attention, x),
+            ffn=lambda w, x: _each(LayerForward(self._spec, layer, w).ffn, x),
+        )
+
+    def _next_states(self, layer: int, weights: Mapping[str, torch.Tensor]) -> None:
+        forward = LayerForward(self._spec, layer, weights)
+        with self._open(layer) as before, self._open(layer + 1, write=True) as after:
+            for i in range(len(before)):
+                x = forward(before.read(i))
+                _check_finite(x, layer, "its output once quantised", i)
+                after.append(x)
+                self._advance(f"layer {layer}: next layer's inputs", 1)
+            after.finish()
+
+    def _embed(self) -> None:
+        embedding = self._checkpoint.read("embed.weight")
+        dense = embedding.dequantize() if isinstance(embedding, GroupedTensor) else embedding
+        with self._open(0, write=True) as states:
+            for ids in self._windows:
+                rows = torch.from_numpy(dense[np.asarray(ids)].astype(np.float32))
+                states.append(rows * self._spec.embedding_scale)
+            states.finish()
+        self._checkpoint.release("embed.weight")
+
+    def _path(self, layer: int) -> Path:
+        return self._folder / f"states.{layer}.f32"
+
+    def _open(self, layer: int, *, write: bool = False) -> HiddenStates:
+        lengths = [len(ids) for ids in self._windows]
+        return HiddenStates(self._path(layer), lengths, self._spec.hidden_size, write=write)
+
+    def _advance(self, step: str, amount: int) -> None:
+        self._done += amount
+        self._tell(step, self._done, self._work)
+
+
+def layer_weights(checkpoint: Checkpoint, layer: int) -> dict[str, torch.Tensor]:
+    """float32, by canonical name without the prefix `layers.{layer}.`."""
+    prefix = f"layers.{layer}."
+    weights = {}
+    for name in sorted(n for n in checkpoint.names() if n.startswith(prefix)):
+        tensor = checkpoint.read(name)
+        dense = tensor.dequantize() if isinstance(tensor, GroupedTensor) else tensor.astype(np.float32)
+        weights[name.removeprefix(prefix)] = torch.from_numpy(np.array(dense, np.float32))
+        checkpoint.release(name)
+    return weights
+
+
+def as_weights(result: LayerResult) -> dict[str, torch.Tensor]:
+    """float32, what the quantised layer computes with."""
+    return {
+        name: torch.from_numpy(tensor.dequantize() if isinstance(tensor, GroupedTensor) else tensor)
+        for name, tensor in result.tensors.items()
+    }
+
+
+def sample_windows(lengths: Sequence[int]) -> frozenset[int]:
+    """Windows of the commonest length, spread evenly, of about SAMPLE_TOKENS together."""
+    if not lengths:
+        return frozenset()
+    length = max(set(lengths), key=lambda one: (lengths.count(one), one))
+    alike = [i for i, one in enumerate(lengths) if one == length]
+    count = max(1, min(len(alike), SAMPLE_TOKENS // length))
+    return frozenset(alike[i * len(alike) // count] for i in range(count))
+
+
+def _each(block: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([block(one) for one in x])
+
+
+def _check_finite(x: torch.Tensor, layer: int, what: str, window: int) -> None:
+    if not bool(torch.isfinite(x).all()):
+        raise ModelError(
+            f"layer {layer}: {what} is not finite (NaN or infinite) for calibration window {window}; the"
+            " model overflows on this text or is damaged. Nothing was written."
+        )
+
+
+def _check_result(layer: int, result: LayerResult) -> None:
+    for name, tensor in result.tensors.items():
+        parts = (tensor.scales, tensor.mins) if isinstance(tensor, GroupedTensor) else (tensor,)
+        if not all(part is None or np.isfinite(part).all() for part in parts):
+            raise ModelError(
+                f"layer {layer}: quantising {name} gave values that are not finite. Nothing was written."
+            )
