@@ -19,15 +19,15 @@ Compute = Callable[[Mapping[str, torch.Tensor], torch.Tensor], torch.Tensor]
 def head_gradient(
     logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, generator: torch.Generator
 ) -> torch.Tensor:
-    """Gradient [1, T, hidden] of the sum over tokens of -log p(drawn token), by the last layer's output.
+    """Gradient [T, hidden] of the sum over tokens of -log p(drawn token), by the last layer's output.
 
-    logits: [1, T, hidden] -> [1, T, vocab] (last norm included); must let gradients through.
+    logits: [T, hidden] -> [T, vocab], last norm included; must let gradients through.
     """
     with torch.enable_grad():
         hidden = hidden.detach().requires_grad_()
         scores = logits(hidden)
-        drawn = torch.multinomial(scores.detach()[0].softmax(-1), 1, generator=generator)[:, 0]
-        loss = torch.nn.functional.cross_entropy(scores[0], drawn, reduction="sum")
+        drawn = torch.multinomial(scores.detach().softmax(-1), 1, generator=generator)[:, 0]
+        loss = torch.nn.functional.cross_entropy(scores, drawn, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, hidden)
     return gradient
 
@@ -41,7 +41,7 @@ def layer_gradient(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """(gradient by the layer's inputs, by matrix name the mean over tokens of g_n^2 [N]).
 
-    layer: inputs [1, T, hidden] to outputs, residual stream included. gradient [1, T, hidden]: by outputs.
+    layer: inputs [T, hidden] to outputs, residual stream included. gradient [T, hidden]: by its outputs.
     Each matrix gets a bias of its own for every token, whose gradient is that of the matrix's output.
     """
     with torch.enable_grad():
@@ -49,15 +49,7 @@ def layer_gradient(
         biases = {}
         for name in names:
             bias = weights.get(f"{name}.bias", inputs.new_zeros(len(weights[f"{name}.weight"])))
-            biases[name] = bias.detach().expand(inputs.shape[1], -1).clone().requires_grad_()
+            biases[name] = bias.detach().expand(len(inputs), -1).clone().requires_grad_()
         outputs = layer({**weights, **{f"{n}.bias": b for n, b in biases.items()}}, inputs)
         found = torch.autograd.grad(outputs, [inputs, *biases.values()], gradient)
     return found[0], {name: g.pow(2).mean(0) for name, g in zip(biases, found[1:], strict=True)}
-
-
-def divergence(
-    weight: torch.Tensor, values: torch.Tensor, gram: torch.Tensor, importance: torch.Tensor
-) -> float:
-    """KL in nats for each token to expect from weight -> values; importance: of `layer_gradient`."""
-    off = values - weight
-    return 0.5 * float((((off @ gram) * off).sum(1) * importance).sum())
