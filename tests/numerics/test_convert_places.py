@@ -18,7 +18,7 @@ from lmdeploy.cli.main import main
 from lmdeploy.errors import ConfigError, ModelError
 from lmdeploy.models.packed import MANIFEST
 from lmdeploy.models.registry import open_checkpoint
-from lmdeploy.runtime import swap
+from lmdeploy.models import folders
 from lmdeploy.runtime.convert import convert
 
 
@@ -171,7 +171,7 @@ def test_what_a_killed_process_left_is_removed_and_what_runs_is_not(model: Path,
 
 def test_the_old_folder_comes_back_after_a_kill_between_two_renames(model: Path, folder: Path) -> None:
     folder.rename(folder.parent / ".packed.abc.old")
-    with pytest.raises(RuntimeError, match="stop"), swap.in_one_go(folder, lambda: None):
+    with pytest.raises(RuntimeError, match="stop"), folders.in_one_go(folder, lambda: None):
         raise RuntimeError("stop")
     assert names(folder.parent) == ["packed"]
     assert open_checkpoint(folder).packed is not None
