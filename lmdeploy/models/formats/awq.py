@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lmdeploy.models.formats.module import FLOATS, Array, Groups, Matrix, Module, Options, channel_scales
+from lmdeploy.models.formats.module import (
+    FLOATS,
+    Array,
+    Groups,
+    Matrix,
+    Module,
+    Options,
+    channel_scales,
+    pack,
+)
+from lmdeploy.quant.scheme import WeightScheme
 from lmdeploy.quant.tensors import GroupedTensor, StoredMatrix, Tensor
 
 _CHANNELS = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -74,3 +85,31 @@ def _channels(words: Array) -> npt.NDArray[np.uint8]:
     for i, channel in enumerate(_CHANNELS):
         codes[:, channel] = turned >> np.uint32(4 * i) & np.uint32(15)
     return codes.reshape(-1, turned.shape[1])
+
+
+def encode(tensor: GroupedTensor, dtype: np.dtype[Any]) -> dict[str, Array]:
+    """The tensors of one matrix of 4 bits with zero points up to 15."""
+    assert tensor.zeros is not None and tensor.order is None
+    return {
+        "qweight": _words(tensor.codes.view(np.uint8)),
+        "qzeros": _words(tensor.zeros),
+        "scales": np.ascontiguousarray(tensor.scales.T.astype(dtype)),
+    }
+
+
+def config(scheme: WeightScheme, kept: list[str]) -> dict[str, Any]:
+    """quantization_config; kept: modules that are not quantised."""
+    return {
+        "quant_method": "awq",
+        "version": "gemm",
+        "bits": 4,
+        "group_size": scheme.group_size,
+        "zero_point": True,
+        "modules_to_not_convert": kept or None,
+    }
+
+
+def _words(codes: npt.NDArray[np.uint8]) -> Array:
+    """Codes [N, rows] -> int32 [rows, N / 8]."""
+    eights = codes.T.reshape(codes.shape[1], -1, 8)[..., list(_CHANNELS)]
+    return pack(eights.reshape(codes.shape[1], -1), 4)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +33,12 @@ from lmdeploy.models.formats.module import (
     Options,
     Scheme,
     order_of,
+    pack,
     unpack,
+    unsigned,
     with_zeros,
 )
+from lmdeploy.quant.scheme import WHOLE_ROW, WeightScheme
 from lmdeploy.quant.tensors import GroupedTensor, StoredMatrix, Tensor
 
 _NAME = "compressed-tensors"
@@ -290,3 +294,54 @@ def _groups(options: Options) -> Iterator[tuple[tuple[str, ...], Options]]:
         if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
             raise group.fail("targets", f"is {shown(targets)}; a list of names is expected")
         yield tuple(targets), weights
+
+
+def encode_packed(tensor: GroupedTensor, symmetric: bool, dtype: np.dtype[Any]) -> dict[str, Array]:
+    """The tensors of one matrix in `pack-quantized`."""
+    codes, zeros = unsigned(tensor)
+    parts: dict[str, Array] = {
+        "weight_packed": pack(codes, tensor.bits),
+        "weight_scale": np.ascontiguousarray(tensor.scales.astype(dtype)),
+        "weight_shape": np.array(tensor.shape, np.int64),
+    }
+    if not symmetric:
+        parts["weight_zero_point"] = np.ascontiguousarray(pack(zeros.T, tensor.bits).T)
+    return parts
+
+
+def encode_bytes(tensor: GroupedTensor, dtype: np.dtype[Any]) -> dict[str, Array]:
+    """The tensors of one matrix in `int-quantized`."""
+    return {"weight": tensor.codes, "weight_scale": np.ascontiguousarray(tensor.scales.astype(dtype))}
+
+
+def packed_config(groups: Mapping[WeightScheme, list[str]], kept: list[str]) -> dict[str, Any]:
+    """quantization_config for modules by scheme: the first stands for every module that is named nowhere."""
+    described = {}
+    for i, (scheme, modules) in enumerate(groups.items()):
+        weights = _weights(scheme)
+        described[f"group_{i}"] = {"targets": ["Linear"] if i == 0 else modules, "weights": weights}
+    return _config(_PACKED, described, kept)
+
+
+def bytes_config(scheme: WeightScheme, kept: list[str]) -> dict[str, Any]:
+    """quantization_config of W8A8: activations are rounded to 8 bits, a scale for each token."""
+    activations = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": _weights(scheme), "input_activations": activations}
+    return _config(_BYTES[0], {"group_0": group}, kept)
+
+
+def _weights(scheme: WeightScheme) -> dict[str, Any]:
+    weights = {"num_bits": scheme.bits, "type": "int", "symmetric": scheme.symmetric, "dynamic": False}
+    if scheme.group_size == WHOLE_ROW:
+        return weights | {"strategy": "channel"}
+    return weights | {"strategy": "group", "group_size": scheme.group_size}
+
+
+def _config(form: str, groups: dict[str, Any], kept: list[str]) -> dict[str, Any]:
+    return {
+        "quant_method": _NAME,
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": kept,
+    }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +29,12 @@ from lmdeploy.models.formats.module import (
     Options,
     channel_scales,
     order_of,
+    pack,
     unpack,
+    unsigned,
     with_zeros,
 )
+from lmdeploy.quant.scheme import WeightScheme
 from lmdeploy.quant.tensors import GroupedTensor, StoredMatrix, Tensor
 
 
@@ -134,3 +138,35 @@ def scheme(options: Options) -> Gptq:
     options.one_of("is_marlin_format", (False,), False)
     desc_act = options.one_of("desc_act", (True, False), False)
     return Gptq(bits, symmetric, options.group_size(-1), desc_act, 0 if form == "gptq_v2" else 1)
+
+
+def encode(tensor: GroupedTensor, dtype: np.dtype[Any], version: int) -> dict[str, Array]:
+    """The tensors of one matrix. With an order of its inputs: codes in their own places, `g_idx` says which
+    group each belongs to."""
+    codes, zeros = unsigned(tensor)
+    group_of = np.arange(codes.shape[1], dtype=np.int32) // tensor.group_size
+    if tensor.order is not None:
+        placed, groups = np.empty_like(codes), np.empty_like(group_of)
+        placed[:, tensor.order], groups[tensor.order] = codes, group_of
+        codes, group_of = placed, groups
+    stored = zeros - np.uint8(1) if version == 1 else zeros  # below 0 wraps, as readers undo it
+    if tensor.bits == 4:
+        stored = stored & np.uint8(15)
+    return {
+        "qweight": np.ascontiguousarray(pack(codes, tensor.bits).T),
+        "qzeros": pack(stored.T, tensor.bits),
+        "scales": np.ascontiguousarray(tensor.scales.T.astype(dtype)),
+        "g_idx": group_of,
+    }
+
+
+def config(scheme: WeightScheme, version: int) -> dict[str, Any]:
+    """quantization_config."""
+    return {
+        "quant_method": "gptq",
+        "checkpoint_format": "gptq" if version == 1 else "gptq_v2",
+        "bits": scheme.bits,
+        "group_size": scheme.group_size,
+        "sym": scheme.symmetric,
+        "desc_act": False,
+    }

@@ -206,3 +206,21 @@ def order_of(module: Module, part: str, group_of: Array, group: int) -> npt.NDAr
     if not np.array_equal(group_of[order], np.arange(len(order)) // group):
         raise module.fail(part, f"does not place {group} inputs in each group")
     return order
+
+
+def pack(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.int32]:
+    """Codes [..., n] -> int32 [..., ceil(n bits / 32)], lowest bits first, the last word filled with 0."""
+    per_word = 32 // bits
+    missing = -codes.shape[-1] % per_word
+    padded = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, missing)])
+    if bits == 4:
+        padded = padded[..., 0::2] | padded[..., 1::2] << np.uint8(4)
+    return np.ascontiguousarray(padded).view("<i4")
+
+
+def unsigned(tensor: GroupedTensor) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Codes [N, K] and zero points [N, groups] from 0 on; those of signed codes are in the middle."""
+    if tensor.zeros is not None:
+        return tensor.codes.view(np.uint8), tensor.zeros
+    assert tensor.mins is None and tensor.bits == 8
+    return tensor.codes.view(np.uint8) ^ np.uint8(0x80), np.full(tensor.scales.shape, 128, np.uint8)
