@@ -37,7 +37,7 @@ class LayerForward:
 
     def attention(self, x: torch.Tensor) -> torch.Tensor:
         """What attention adds, before `residual_scale`."""
-        turns = self._decoder.turns(torch.arange(len(x)))
+        turns = self._decoder.turns(torch.arange(len(x), device=x.device))
         return self._decoder.attention_block(self._index, x, turns, over_window)
 
     def ffn(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ def over_window(
             queries[None], keys[None], values[None], is_causal=True, scale=a.scale
         )[0]
         return mixed.transpose(0, 1).reshape(len(q), -1)
-    positions = torch.arange(len(q))
+    positions = torch.arange(len(q), device=q.device)
     pieces = []
     for begin in range(0, len(q), _QUERIES):
         some = slice(begin, begin + _QUERIES)

@@ -36,7 +36,7 @@ def in_one_go(target: Path, check: Callable[[], None]) -> Iterator[Path]:
         yield partial
         with _locked(target.parent):
             check()
-            take_place(partial, target)
+            take_place(partial, target, partial.with_suffix(".old"))
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         os.close(held)
@@ -64,12 +64,11 @@ def free_bytes(directory: Path) -> int:
     return free
 
 
-def take_place(partial: Path, target: Path) -> None:
-    """What is at `target` goes, or is back in its place when that fails."""
+def take_place(partial: Path, target: Path, old: Path) -> None:
+    """What is at `target` goes (by way of `old`), or is back in its place when that fails."""
     if not target.exists():
         partial.rename(target)
         return
-    old = partial.with_suffix(".old")
     target.rename(old)
     try:
         partial.rename(target)
