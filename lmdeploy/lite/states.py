@@ -21,13 +21,13 @@ class HiddenStates:
     `finish`, so that one found under its own name is whole."""
 
     def __init__(self, path: Path, lengths: Sequence[int], hidden: int, *, write: bool = False) -> None:
-        self._path, self._lengths, self._hidden = path, tuple(lengths), hidden
-        self._begins = np.concatenate([[0], np.cumsum(self._lengths)]).tolist()
+        self.path, self.lengths, self._hidden = path, tuple(lengths), hidden
+        self._begins = np.concatenate([[0], np.cumsum(self.lengths)]).tolist()
         self._partial = path.with_name(path.name + ".partial")
         self._file = (self._partial if write else path).open("w+b" if write else "rb", buffering=0)
 
     def __len__(self) -> int:
-        return len(self._lengths)
+        return len(self.lengths)
 
     def __enter__(self) -> HiddenStates:
         return self
@@ -38,13 +38,13 @@ class HiddenStates:
         self._file.close()
 
     def read(self, window: int) -> torch.Tensor:
-        values = np.empty((self._lengths[window], self._hidden), np.float32)
+        values = np.empty((self.lengths[window], self._hidden), np.float32)
         self._file.seek(self._begins[window] * self._hidden * _BYTES)
         view, done = memoryview(values.data).cast("B"), 0
         while done < len(view):
             count = self._file.readinto(view[done:])
             if not count:
-                raise OSError(f"{self._path} is shorter than it was")
+                raise OSError(f"{self.path} is shorter than it was")
             done += count
         return torch.from_numpy(values)
 
@@ -58,4 +58,4 @@ class HiddenStates:
         """The file is whole and safe."""
         os.fsync(self._file.fileno())
         self._file.close()
-        self._partial.replace(self._path)
+        self._partial.replace(self.path)
