@@ -15,16 +15,18 @@ from typing import Any
 
 import numpy as np
 
+from lmdeploy import __version__
 from lmdeploy.errors import ConfigError
-from lmdeploy.lite.export import Export, Schemes, files_beside, result_bytes, stored_schemes
+from lmdeploy.lite.export import Export, Schemes, files_beside, result_bytes
 from lmdeploy.lite.methods import quantiser
+from lmdeploy.lite.mixed import mixed_schemes
 from lmdeploy.lite.problem import LinearReport
 from lmdeploy.lite.recipe import Recipe
 from lmdeploy.lite.shards import FLOATS
 from lmdeploy.lite.walk import Walk
-from lmdeploy.lite.workspace import Workspace
+from lmdeploy.lite.workspace import Workspace, write_json
 from lmdeploy.models.checkpoint import Checkpoint
-from lmdeploy.models.files import locate
+from lmdeploy.models.files import locate, read_json
 from lmdeploy.models.formats.writers import WRITERS, Writer
 from lmdeploy.models.packed import is_packed
 from lmdeploy.models.registry import open_checkpoint
@@ -87,17 +89,31 @@ def opened(source: Path) -> Iterator[Checkpoint]:
 
 
 def quantise_model(
-    source: Path, recipe: Recipe, calibration: Calibration, output: Output, tell: Tell, device: str = "cpu"
+    source: Path,
+    recipe: Recipe,
+    calibration: Calibration,
+    output: Output,
+    tell: Tell,
+    device: str = "cpu",
+    at_once: int = 1,
 ) -> Done:
-    """Write the quantised model. ConfigError, CapacityError, ModelError: then nothing is left of it."""
+    """Write the quantised model. ConfigError, CapacityError, ModelError: then nothing is left of it.
+
+    tell, device, at_once: as `Walk` takes them.
+    """
     with opened(source) as checkpoint:
         writer, dtype = WRITERS[output.format], FLOATS[output.dtype] if output.dtype else None
-        schemes, notes = settled_schemes(checkpoint, recipe, writer)
+        check_format(recipe, writer)
+        schemes, notes = even_schemes(checkpoint, recipe, writer)
         job = _job(checkpoint, recipe, calibration, output)
         with Workspace(output.directory, job, force=output.force) as workspace:
             workspace.check_space(_space(checkpoint, schemes, calibration.windows, source, dtype))
+            if recipe.keep or recipe.target_bpw is not None:
+                settle = _Settle(checkpoint, recipe, writer, workspace.work, tell)
+                schemes, line = settle.schemes(schemes, calibration.windows)
+                notes.append(line)
             export = Export(checkpoint, workspace.partial, writer, schemes, dtype)
-            walk = Walk(checkpoint, calibration.windows, workspace.work, tell, device=device)
+            walk = Walk(checkpoint, calibration.windows, workspace.work, tell, device=device, at_once=at_once)
             walk.run(quantiser(recipe), schemes, export)
             layers = tuple(export.reports())
             export.finish(source)
@@ -110,35 +126,95 @@ def quantise_model(
                 (*checkpoint.notes, *notes),
                 workspace.resumed,
             )
-            workspace.finish({**job, "bits_per_weight": done.bits_per_weight, "layers": _saved(layers)})
+            workspace.finish(
+                {
+                    **job,
+                    "bits_per_weight": done.bits_per_weight,
+                    "notes": done.notes,
+                    "layers": _saved(layers),
+                }
+            )
     return done
 
 
-def settled_schemes(
+def check_format(recipe: Recipe, writer: Writer) -> None:
+    """ConfigError when the format cannot hold what the recipe may lead to."""
+    several = recipe.target_bpw is not None or (recipe.keep > 0 and recipe.keep_bits == 8)
+    if several and not writer.mixed:
+        names = " or ".join(name for name, one in WRITERS.items() if one.mixed)
+        raise ConfigError(
+            f"the format {writer.name} holds matrices of one kind; mixed precision needs the format {names}"
+        )
+
+
+def even_schemes(
     checkpoint: Checkpoint, recipe: Recipe, writer: Writer
 ) -> tuple[dict[str, WeightScheme | None], list[str]]:
-    """Of every matrix of every layer; what the format cannot hold stays as it is. And what is to be said."""
+    """The recipe's for every matrix of every layer; what the format cannot hold stays as it is. And what is
+    to be said."""
     spec, schemes = checkpoint.spec, dict[str, WeightScheme | None]()
     for layer in range(len(spec.layers)):
         schemes.update({linear.name: recipe.scheme for linear in spec.linears(layer)})
     notes = _shorter_groups(checkpoint, schemes)
     refused: dict[str, list[str]] = {}
-    for module, scheme in stored_schemes(checkpoint, schemes).items():
-        shape = _matrix_shape(np.shape(checkpoint.read_stored(f"{module}.weight")))
-        reason = None if scheme is None else writer.refusal(scheme, shape)
+    for name, scheme in schemes.items():
+        reason = None if scheme is None else writer.refusal(scheme, _stored_shape(checkpoint, name))
         if reason is not None:
-            refused.setdefault(reason, []).append(module)
-    for reason, modules in refused.items():
-        notes.append(f"{writer.name} {reason}: {_some(modules)} kept as they are")
-        for name in schemes:
-            if checkpoint.placement(f"{name}.weight")[0].removesuffix(".weight") in modules:
-                schemes[name] = None
+            refused.setdefault(reason, []).append(name)
+    for reason, names in refused.items():
+        notes.append(f"{writer.name} {reason}: {_some(names)} stay as they are")
+        schemes.update(dict.fromkeys(names))
     if not any(schemes.values()):
-        reason = next(iter(refused))
-        raise ConfigError(f"no matrix can be written in the format {writer.name}, which {reason}")
+        raise ConfigError(
+            f"no matrix can be written in the format {writer.name}, which {next(iter(refused))}"
+        )
     if not spec.tie_embeddings:
         schemes["lm_head"] = None
     return schemes, notes
+
+
+@dataclass(frozen=True, slots=True)
+class _Settle:
+    """Mixed precision, measured once: a run that goes on finds what was settled."""
+
+    checkpoint: Checkpoint
+    recipe: Recipe
+    writer: Writer
+    folder: Path
+    tell: Tell
+
+    def schemes(
+        self, even: dict[str, WeightScheme | None], windows: Windows
+    ) -> tuple[dict[str, WeightScheme | None], str]:
+        path = self.folder / "schemes.json"
+        if not path.exists():
+            chosen, line = mixed_schemes(self.checkpoint, windows, self.recipe, even, self._holds, self.tell)
+            saved = {name: None if s is None else asdict(s) for name, s in self._agreed(chosen).items()}
+            write_json(path, {"schemes": saved, "line": line})
+        value = read_json(path)
+        return {n: None if s is None else WeightScheme(**s) for n, s in value["schemes"].items()}, value[
+            "line"
+        ]
+
+    def _holds(self, name: str, scheme: WeightScheme) -> bool:
+        return self.writer.refusal(scheme, _stored_shape(self.checkpoint, name)) is None
+
+    def _agreed(self, schemes: Schemes) -> Schemes:
+        """Matrices that the files store as one get the scheme of fewest bits among theirs."""
+        least: dict[str, tuple[float, WeightScheme | None]] = {}
+        for name, scheme in schemes.items():
+            inputs = self.checkpoint.info(f"{name}.weight").shape[1]
+            bits = 16.0 if scheme is None else scheme.bits_per_weight(inputs)
+            stored = self.checkpoint.stored_name(f"{name}.weight")
+            if stored not in least or bits < least[stored][0]:
+                least[stored] = bits, scheme
+        return {name: least[self.checkpoint.stored_name(f"{name}.weight")][1] for name in schemes}
+
+
+def _stored_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+    """Of the matrix that the files hold, which may be several of ours."""
+    n, k = checkpoint.stored_shape(f"{name}.weight")
+    return n, k
 
 
 def _shorter_groups(checkpoint: Checkpoint, schemes: Schemes) -> list[str]:
@@ -154,11 +230,6 @@ def _shorter_groups(checkpoint: Checkpoint, schemes: Schemes) -> list[str]:
     ]
 
 
-def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    n, k = shape
-    return n, k
-
-
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
@@ -172,17 +243,23 @@ def _space(
     return result_bytes(checkpoint, schemes, dtype) + states + beside
 
 
-def _job(
-    checkpoint: Checkpoint, recipe: Recipe, calibration: Calibration, output: Output
-) -> dict[str, Any]:
+def source_of(checkpoint: Checkpoint, calibration: Calibration) -> dict[str, Any]:
+    """Model and text, as far as they decide a result."""
     digest = hashlib.sha256()
     for ids in calibration.windows:
         digest.update(np.asarray(ids, np.int64).tobytes() + b";")
     files = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in checkpoint.files}
     return {
+        "lmdeploy": __version__,
         "source": {"path": checkpoint.source, "files": files},
+        "data": {**calibration.described, "ids": digest.hexdigest()},
+    }
+
+
+def _job(checkpoint: Checkpoint, recipe: Recipe, calibration: Calibration, output: Output) -> dict[str, Any]:
+    return {
+        **source_of(checkpoint, calibration),
         "recipe": asdict(recipe),
-        "data": {**calibration.described, "sha256": digest.hexdigest()},
         "format": output.format,
         "dtype": output.dtype,
     }

@@ -50,12 +50,15 @@ class Walk:
         tell: Callable[[str, int, int], None],
         *,
         device: str = "cpu",
+        at_once: int = 1,
     ) -> None:
         """folder: for hidden states. tell: a step ("layer 3: statistics"), how much of all work is done, and
-        how much there is, in windows of a layer. device: where layers are computed, as torch names it."""
+        how much there is, in windows of a layer. device: where layers are computed, as torch names it.
+        at_once: windows that are computed together."""
         length = max((len(ids) for ids in windows), default=1)
         self._checkpoint, self._spec = checkpoint, checkpoint.spec.for_length(length)
         self._windows, self._folder, self._device = windows, folder, device
+        self._batches = _batches([len(ids) for ids in windows], at_once)
         self._tell, self._done = tell, 0
         self._work = 2 * len(windows) * len(self._spec.layers)
 
@@ -97,8 +100,10 @@ class Walk:
             stats=gatherer.stats(),
             schemes={n.removeprefix(prefix): s for n, s in schemes.items() if n.startswith(prefix)},
             sample=torch.stack(sample) if sample else torch.zeros(0, 0, self._spec.hidden_size),
-            attention=lambda w, x: _each(LayerForward(self._spec, layer, w).attention, x),
-            ffn=lambda w, x: _each(LayerForward(self._spec, layer, w).ffn, x),
+            attention=lambda w, x: (
+                LayerForward(self._spec, layer, w).attention(x.flatten(0, 1), len(x)).view(x.shape)
+            ),
+            ffn=lambda w, x: LayerForward(self._spec, layer, w).ffn(x),
         )
 
     def _observe(
@@ -110,22 +115,22 @@ class Walk:
         forward = LayerForward(self._spec, layer, weights, gatherer.observe)
         sample, kept = [], sample_windows([len(ids) for ids in self._windows])
         with self._open(layer) as states:
-            for i in range(len(states)):
-                x = states.read(i).to(self._device)
-                if i in kept:
-                    sample.append(x)
-                _check_finite(forward(x), layer, "its output", i)
-                self._advance(f"layer {layer}: statistics", 1)
+            for some in self._batches:
+                windows = [states.read(i).to(self._device) for i in some]
+                sample += [x for i, x in zip(some, windows, strict=True) if i in kept]
+                _check_finite(forward(torch.cat(windows), len(some)), layer, "its output", some)
+                self._advance(f"layer {layer}: statistics", len(some))
         return sample
 
     def _next_states(self, layer: int, weights: Mapping[str, torch.Tensor]) -> None:
         forward = LayerForward(self._spec, layer, weights)
         with self._open(layer) as before, self._open(layer + 1, write=True) as after:
-            for i in range(len(before)):
-                x = forward(before.read(i).to(self._device))
-                _check_finite(x, layer, "its output once quantised", i)
-                after.append(x.cpu())
-                self._advance(f"layer {layer}: next layer's inputs", 1)
+            for some in self._batches:
+                x = forward(torch.cat([before.read(i).to(self._device) for i in some]), len(some))
+                _check_finite(x, layer, "its output once quantised", some)
+                for one in x.cpu().chunk(len(some)):
+                    after.append(one)
+                self._advance(f"layer {layer}: next layer's inputs", len(some))
             after.finish()
 
     def _embed(self) -> None:
@@ -172,15 +177,22 @@ def sample_windows(lengths: Sequence[int]) -> frozenset[int]:
     return frozenset(alike[i * len(alike) // count] for i in range(count))
 
 
-def _each(block: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    return torch.stack([block(one) for one in x])
+def _batches(lengths: Sequence[int], most: int) -> list[range]:
+    """Neighbouring windows of one length, up to `most` together."""
+    batches, begin = [], 0
+    for end in range(1, len(lengths) + 1):
+        if end == len(lengths) or lengths[end] != lengths[begin] or end - begin == most:
+            batches.append(range(begin, end))
+            begin = end
+    return batches
 
 
-def _check_finite(x: torch.Tensor, layer: int, what: str, window: int) -> None:
+def _check_finite(x: torch.Tensor, layer: int, what: str, windows: range) -> None:
     if not bool(torch.isfinite(x).all()):
+        some = f"window {windows[0]}" if len(windows) == 1 else f"windows {windows[0]} to {windows[-1]}"
         raise ModelError(
-            f"layer {layer}: {what} is not finite (NaN or infinite) for calibration window {window}; the"
-            " model overflows on this text or is damaged. Nothing was written."
+            f"layer {layer}: {what} is not finite (NaN or infinite) for calibration {some}; the model"
+            " overflows on this text or is damaged. Nothing was written."
         )
 
 

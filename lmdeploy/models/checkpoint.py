@@ -184,6 +184,10 @@ class Checkpoint:
         """What the files call the tensor that holds this one, and which of its rows it is (None: all)."""
         return self._sources[name]
 
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor of the files that holds this one."""
+        return self._store.info(self._sources[name][0]).shape
+
     def unread(self) -> list[str]:
         """The files' tensors that no canonical name means, but for a second copy of tied embeddings."""
         used = {stored for stored, _ in self._sources.values()}

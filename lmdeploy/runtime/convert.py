@@ -17,12 +17,12 @@ from lmdeploy.config import TurbomindEngineConfig
 from lmdeploy.errors import CapacityError, ConfigError, shorten
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.files import locate
+from lmdeploy.models.folders import free_bytes, in_one_go, meant_place
 from lmdeploy.models.packed import FORM, Packed, files_of, is_packed, own_names, source_file, write_packed
 from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.runtime.loading import Loading
 from lmdeploy.runtime.machine import Machine, read_machine
 from lmdeploy.runtime.memory_plan import PROCESS_BYTES, size
-from lmdeploy.models.folders import free_bytes, in_one_go, meant_place
 from lmdeploy.text.chat_template import own_templates
 from lmdeploy.text.sources import WRITTEN_FILES, read_source, write_as_files
 from lmdeploy.turbomind.layout import ModelLayout, model_layout

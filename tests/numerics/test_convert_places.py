@@ -16,9 +16,9 @@ import pytest
 from lmdeploy.cli import smoke
 from lmdeploy.cli.main import main
 from lmdeploy.errors import ConfigError, ModelError
+from lmdeploy.models import folders
 from lmdeploy.models.packed import MANIFEST
 from lmdeploy.models.registry import open_checkpoint
-from lmdeploy.models import folders
 from lmdeploy.runtime.convert import convert
 
 
@@ -85,13 +85,13 @@ def test_files_of_others_are_never_deleted(model: Path, folder: Path, name: str,
 def test_files_that_come_while_it_runs_are_kept(
     model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = swap._locked
+    take = folders._locked
 
     def add(directory: Path) -> Any:
         (folder / "late.txt").write_text("precious")
         return take(directory)
 
-    monkeypatch.setattr(swap, "_locked", add)
+    monkeypatch.setattr(folders, "_locked", add)
     with pytest.raises(ConfigError, match=r"late\.txt"):
         convert(model, folder, force=True)
     assert (folder / "late.txt").read_text() == "precious"
