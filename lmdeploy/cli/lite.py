@@ -29,6 +29,11 @@ _FORMATS = {
     "auto_gptq": ("gptq", "gptq_v2", "awq", "compressed-tensors"),
     "smooth_quant": ("w8a8",),
 }
+_DEFAULT_FORMATS = {
+    "auto_awq": "awq; compressed-tensors for several kinds of matrices",
+    "auto_gptq": "gptq with --w-sym, else gptq_v2; compressed-tensors for several kinds of matrices",
+    "smooth_quant": "w8a8",
+}
 _GROUPS = (32, 64, 128, WHOLE_ROW)
 _MIXED = "compressed-tensors"
 _ABSENT_FLAGS = {
@@ -126,8 +131,9 @@ def _add_output_flags(parser: argparse.ArgumentParser, name: str) -> None:
     add(
         "--format",
         choices=formats,
-        help=f"of the files (default: {formats[0]}{'' if name == 'smooth_quant' else f'; mixed: {_MIXED}'})",
+        help=f"of the files (default: {_DEFAULT_FORMATS[name]})",
     )
+    add("--no-report", action="store_true", help="end without measuring the result")
     add(
         "--dtype",
         choices=("auto", "float16", "bfloat16"),
@@ -223,8 +229,10 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
 def _format(args: argparse.Namespace) -> str:
     if args.format is not None:
         return str(args.format)
-    mixed = getattr(args, "target_bpw", None) is not None or getattr(args, "keep", 0)
-    return _MIXED if mixed else _FORMATS[args.lite_command][0]
+    mixed = args.lite_command != "smooth_quant" and (args.target_bpw is not None or args.keep > 0)
+    if mixed or args.lite_command != "auto_gptq":
+        return _MIXED if mixed else _FORMATS[args.lite_command][0]
+    return "gptq" if args.w_sym else "gptq_v2"  # version 1 has no zero point of 0
 
 
 def _data(args: argparse.Namespace, source: Path) -> CalibrationSet:

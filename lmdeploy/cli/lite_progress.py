@@ -16,7 +16,7 @@ class Progress:
     def __init__(self) -> None:
         self._bar: Any = None
         self._work, self._base, self._began = -1, 0, 0.0
-        self._line = 0.0
+        self._line = time.monotonic()
 
     def __call__(self, step: str, done: int, work: int) -> None:
         now = time.monotonic()

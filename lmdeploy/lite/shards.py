@@ -25,8 +25,10 @@ _NAMES = {
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
     "uint64": "U64", "uint32": "U32", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
-FLOATS = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)} | {
-    "bfloat16": np.dtype(ml_dtypes.bfloat16)
+FLOATS: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 _PIECE = 1 << 22  # values
 
@@ -51,7 +53,8 @@ def write_shard(path: Path, entries: Mapping[str, Entry]) -> None:
         for name, entry in entries.items():
             flat = entry.values.reshape(-1)
             for begin in range(0, flat.size, _PIECE):
-                piece = flat[begin : begin + _PIECE].astype(entry.dtype, copy=False)
+                with np.errstate(over="ignore"):  # what becomes infinite is refused below
+                    piece = flat[begin : begin + _PIECE].astype(entry.dtype, copy=False)
                 if piece.dtype.name in FLOATS and not is_finite(piece):
                     raise ModelError(_not_finite(name, entry.dtype))
                 file.write(np.ascontiguousarray(piece).view(np.uint8).data)
@@ -86,6 +89,6 @@ def _header(entries: Mapping[str, Entry]) -> bytes:
 
 def _not_finite(name: str, dtype: np.dtype[Any]) -> str:
     return (
-        f"tensor {name!r} has values that are not finite in {dtype.name} (NaN, infinite or too large). Nothing"
-        " was written."
+        f"tensor {name!r} has values that are not finite in {dtype.name} (NaN, infinite or too large)."
+        " Nothing was written."
     )

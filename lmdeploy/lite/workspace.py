@@ -73,8 +73,8 @@ class Workspace:
         free = free_bytes(self.partial)
         if needed > free:
             raise CapacityError(
-                f"{self.target} takes {needed / 1e9:.2f} GB while it is made, but {free / 1e9:.2f} GB are free"
-                " on its disk"
+                f"{self.target} takes {needed / 1e9:.2f} GB while it is made, but {free / 1e9:.2f} GB are"
+                " free on its disk"
             )
 
     def finish(self, record: Mapping[str, Any]) -> None:
@@ -134,8 +134,8 @@ def check_place(target: Path, force: bool) -> None:
     others = sorted(there - {RECORD, *read_json(target / RECORD).get("files", [])})
     if others:
         raise ConfigError(
-            f"{target} holds other files beside an earlier result ({shorten(', '.join(others[:3]))}); move them"
-            " away or name a new folder with --work-dir"
+            f"{target} holds other files beside an earlier result ({shorten(', '.join(others[:3]))}); move"
+            " them away or name a new folder with --work-dir"
         )
     if not force:
         raise ConfigError(f"{target} holds an earlier result; --force replaces it")
