@@ -238,12 +238,13 @@ def _format(args: argparse.Namespace) -> str:
 def _data(args: argparse.Namespace, source: Path) -> CalibrationSet:
     """Says what it is made of."""
     from lmdeploy.lite.data import calibration_windows
+    from lmdeploy.lite.job import check_device
     from lmdeploy.text.chat_template import load_chat_template
     from lmdeploy.text.tokenizer import load_tokenizer
 
     if args.batch_size < 1:
         raise ConfigError(f"--batch-size {args.batch_size}: a number of windows above 0 is expected")
-    _check_device(args.device)
+    check_device(args.device)
     tokenizer = load_tokenizer(source)
     data = calibration_windows(
         args.calib_dataset,
@@ -298,13 +299,6 @@ def _check_packages() -> None:
         raise ConfigError(
             f"`lmdeploy lite` needs {' and '.join(missing)}: run `pip install 'lmdeploy[lite]'`"
         )
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch sees no CUDA card here; leave it out to compute on the CPU")
 
 
 def _refuse_absent(args: argparse.Namespace) -> None:

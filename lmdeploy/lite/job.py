@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from lmdeploy import __version__
 from lmdeploy.errors import ConfigError
@@ -66,6 +67,12 @@ class Done:
     bytes: int
     notes: tuple[str, ...]
     resumed: bool
+
+
+def check_device(device: str) -> None:
+    """ConfigError when torch cannot compute there."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no CUDA card here; leave it out to compute on the CPU")
 
 
 @contextmanager
