@@ -19,17 +19,7 @@ from lmdeploy.quant.scheme import WeightScheme
 from lmdeploy.quant.tensors import GroupedTensor
 
 NAMES = ["llama, biases, tied", "qwen2", "phi3", "phi3, longrope", "glm4", "internlm2", "gemma2"]
-    "llama, biases, tied",
-    "qwen2",
-    "phi3",
-    "phi3, longrope",
-    "glm4",
-    "internlm2",
-    "gemma2",
-    "gemma3",
-    "olmo2",
-    "granite",
-]
+NAMES += ["gemma3", "granite", "olmo2"]
 IDS = list(range(3, 40))
 
 
