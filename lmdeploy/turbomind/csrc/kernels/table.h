@@ -18,6 +18,7 @@ constexpr int kRowBlock = 8;  // rows that share one activation block
 constexpr int kChunk = 128;   // tokens of one softmax chunk
 constexpr int kSplit = 512;   // tokens of one attention split: ranges start at its multiples
 constexpr int kMaxHeadDim = 512;
+constexpr int kScaled = 128;  // inputs of a row that share a scale: one or more whole groups of weights
 
 enum WeightKind : int32_t {
   kW4Zero = 0,  // w = (code - zero) * scale
