@@ -158,7 +158,14 @@ def _choices(values: tuple[Any, ...], optional: bool) -> dict[str, Any]:
     """`none` stands for no choice where that is one."""
     if not optional:
         return {"choices": values, "type": type(values[0])}
-    return {"choices": (*values, None), "type": _literal, "metavar": "{" + ",".join(map(str, values)) + "}"}
+
+    def chosen(text: str) -> Any:
+        value = _literal(text)
+        if value is not None and value not in values:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(map(str, values))}")
+        return value
+
+    return {"type": chosen, "metavar": "{" + ",".join(map(str, values)) + "}"}
 
 
 def _bare(field: dataclasses.Field[Any]) -> dict[str, Any]:

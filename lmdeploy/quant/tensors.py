@@ -18,8 +18,9 @@ class GroupedTensor:
     """Integers with one scale per `group_size` consecutive inputs of an output channel.
 
     4 bit: codes uint8 0..15; w = (code - zero) * scale with zeros 0..16, or w = code * scale + min.
-    8 bit: codes int8 and w = code * scale; or, with mins, codes uint8 and w = code * scale + min.
-    Shapes: codes [N, K]; scales, zeros, mins [N, K / group_size]. scales and mins are float16 or float32.
+    8 bit: codes int8 and w = code * scale; or codes uint8, and zeros or mins as with 4 bits.
+    Shapes: codes [N, K]; scales, zeros, mins [N, ceil(K / group_size)]: the last group may be shorter. scales
+    and mins are float16 or float32.
     order: None, or int32 [K]: column k of codes belongs to input order[k] (act-order: the file's groups are
     not consecutive inputs; sorted by group they are).
     """
@@ -40,7 +41,8 @@ class GroupedTensor:
         """float32 [N, K] in the order of the inputs, each value rounded once (product) or twice (product,
         sum)."""
         n, k = self.shape
-        codes = self.codes.reshape(n, -1, self.group_size).astype(np.float32)
+        filled = np.pad(self.codes, ((0, 0), (0, -k % self.group_size)))
+        codes = filled.reshape(n, -1, self.group_size).astype(np.float32)
         scales = self.scales.astype(np.float32)[..., None]
         if self.mins is not None:
             values = codes * scales + self.mins.astype(np.float32)[..., None]
@@ -48,7 +50,7 @@ class GroupedTensor:
             values = (codes - self.zeros.astype(np.float32)[..., None]) * scales
         else:
             values = codes * scales
-        values = values.reshape(n, k)
+        values = values.reshape(n, -1)[:, :k]
         if self.order is None:
             return values
         result = np.empty_like(values)

@@ -215,8 +215,9 @@ Result<T> by_rows(const PreparedRows& self, const T* values) {
   const int groups = self.view.groups;
   Result<T> out = new_array<T>({values == nullptr ? 0 : size_t(self.rows) * groups});
   for (size_t i = 0; i < out.size(); ++i) {
-    const size_t row = i / groups, group = i % groups;
-    out.data()[i] = values[(row / kRowBlock * groups + group) * kRowBlock + row % kRowBlock];
+    const size_t row = i / groups, group = i % groups, first = row / kRowBlock * kRowBlock;
+    const size_t block = std::min<size_t>(kRowBlock, self.rows - first);
+    out.data()[i] = values[first * groups + group * block + row % kRowBlock];
   }
   return out;
 }

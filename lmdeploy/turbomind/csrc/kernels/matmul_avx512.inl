@@ -69,29 +69,37 @@ constexpr int kAhead = 4096;  // bytes: several streams (codes, scales, offsets)
 
 // ---- few rows ----
 
-// The products of one group with both planes, or with the high one alone, for one tile.
+// How far ahead the parameters of groups are asked for: about as far as their codes, and never the next one only.
+INLINE int groups_ahead(int lines) { return lines * 64 * 2 >= kAhead ? 2 : kAhead / (lines * 64); }
+
+template <int KIND>
+INLINE void fetch_parameters(const Matrix& w, size_t entry) {
+  __builtin_prefetch(w.scales + entry, 0, 3);
+  if (KIND == kW4Zero) __builtin_prefetch(w.zeros + entry, 0, 3);
+  if (has_mins(KIND)) __builtin_prefetch(w.mins + entry, 0, 3);
+}
+
+// The products of one group with both planes, or with the high one alone, for one tile. Two sets of sums: of even and
+// odd lines, or of low and high nibbles. High nibbles stay where they are, 16 times as large.
 template <bool BYTES, int M, bool BOTH>
-INLINE void narrow_group(const uint8_t* line, int lines, const int8_t* hi, const int8_t* lo, __m512i* total,
-                         __m512i* total_low) {
-  constexpr int kSets = M < 3 ? 2 : 1;  // the products of a few rows alone would wait for each other
-  const __m512i nibble = _mm512_set1_epi8(15);
-  __m512i high[M * kSets], low[M * kSets];
-#pragma GCC unroll 16
-  for (int m = 0; m < M * kSets; ++m) high[m] = low[m] = _mm512_setzero_si512();
+INLINE void narrow_group(const uint8_t* line, int lines, const int8_t* hi, const int8_t* lo, __m512i* total) {
+  const __m512i low_nibble = _mm512_set1_epi8(15), high_nibble = _mm512_set1_epi8(-16);
+  __m512i high[2 * M], low[2 * M];
+#pragma GCC unroll 8
+  for (int m = 0; m < 2 * M; ++m) high[m] = low[m] = _mm512_setzero_si512();
   for (int i = 0; i < lines; i += 2) {
 #pragma GCC unroll 2
     for (int j = 0; j < 2; ++j) {
       __builtin_prefetch(line + kAhead, 0, 3);
       const __m512i v = _mm512_load_si512(line);
-      const __m512i halves[2] = {BYTES ? v : _mm512_and_si512(v, nibble),
-                                 _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble)};
 #pragma GCC unroll 2
       for (int half = 0; half < (BYTES ? 1 : 2); ++half) {
-        const int set = (BYTES ? j : half) % kSets * M;
-#pragma GCC unroll 8
+        const __m512i codes = BYTES ? v : _mm512_and_si512(v, half ? high_nibble : low_nibble);
+        const int set = (BYTES ? j : half) * M;
+#pragma GCC unroll 4
         for (int m = 0; m < M; ++m) {
-          dot(high[set + m], halves[half], hi + m * 4);
-          if (BOTH) dot(low[set + m], halves[half], lo + m * 4);
+          dot(high[set + m], codes, hi + m * 4);
+          if (BOTH) dot(low[set + m], codes, lo + m * 4);
         }
         hi += 4 * M;
         lo += 4 * M;
@@ -99,49 +107,52 @@ INLINE void narrow_group(const uint8_t* line, int lines, const int8_t* hi, const
       line += 64;
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (int m = 0; m < M; ++m) {
-    total[m] = kSets == 2 ? _mm512_add_epi32(high[m], high[M + m]) : high[m];
-    total_low[m] = kSets == 2 ? _mm512_add_epi32(low[m], low[M + m]) : low[m];
+    total[m] = _mm512_add_epi32(high[m], BYTES ? high[M + m] : _mm512_srai_epi32(high[M + m], 4));
+    if (!BOTH) continue;
+    const __m512i rest = _mm512_add_epi32(low[m], BYTES ? low[M + m] : _mm512_srai_epi32(low[M + m], 4));
+    total[m] = _mm512_add_epi32(_mm512_slli_epi32(total[m], 7), rest);
   }
 }
 
-// Rows [row, row + M), which are a whole block, against one tile.
+// Rows [row, row + M), which are a whole block, against one tile. One row alone waits for memory, and would wait longer
+// after each wrong guess of which groups have a second plane: it runs with both wherever there are two.
 template <int KIND, int M>
 static void narrow_tile(const Matrix& w, const Activations& a, int row, int tile, float* out, ptrdiff_t ld_out) {
   constexpr bool kBytes = has_bytes(KIND);
-  const int lines = w.group / (kBytes ? 4 : 8);
+  const int lines = w.group / (kBytes ? 4 : 8), ahead = groups_ahead(lines);
   const uint8_t* line = w.lines + static_cast<size_t>(tile) * w.groups * lines * 64;
   const int8_t* hi = a.hi + static_cast<size_t>(row) * a.k_padded;
   const int8_t* lo = a.lo == nullptr ? hi : a.lo + static_cast<size_t>(row) * a.k_padded;  // never read if absent
   Vec result[M];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (int m = 0; m < M; ++m) result[m] = zero();
   for (int g = 0; g < w.groups; ++g) {
-    __m512i high[M], low[M];
+    __m512i total[M];
     const size_t at = group_entry(a, row, g);
-    const bool second = has_second(a, row, M, g);
+    const bool second = M == 1 ? a.lo != nullptr : has_second(a, row, M, g);
+    fetch_parameters<KIND>(w, (static_cast<size_t>(tile) * w.groups + g + ahead) * kTile);
     if (second)
-      narrow_group<kBytes, M, true>(line, lines, hi, lo, high, low);
+      narrow_group<kBytes, M, true>(line, lines, hi, lo, total);
     else
-      narrow_group<kBytes, M, false>(line, lines, hi, lo, high, low);
+      narrow_group<kBytes, M, false>(line, lines, hi, lo, total);
     const __m512i zeros = negative_zeros<KIND>(w, tile, g);
     const Group<KIND> group(w, tile, g, second);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int m = 0; m < M; ++m) {
-      const __m512i parts = _mm512_set1_epi32(a.parts[at + m]);
-      if (!has_mins(KIND)) high[m] = _mm512_add_epi32(high[m], _mm512_madd_epi16(upper_half(zeros), parts));
-      if (second) {
-        high[m] = _mm512_add_epi32(_mm512_slli_epi32(high[m], 7), low[m]);
-        if (!has_mins(KIND)) high[m] = _mm512_add_epi32(high[m], _mm512_madd_epi16(lower_half(zeros), parts));
+      if (!has_mins(KIND)) {
+        const int32_t parts = a.parts[at + m], high = parts >> 16;
+        const int32_t sum = second ? high * 128 + static_cast<int16_t>(parts) : high;
+        total[m] = _mm512_add_epi32(total[m], _mm512_mullo_epi32(zeros, _mm512_set1_epi32(sum)));
       }
-      result[m] = group.add(result[m], high[m], splat(a.scale[at + m]), splat(a.sum[at + m]));
+      result[m] = group.add(result[m], total[m], splat(a.scale[at + m]), splat(a.sum[at + m]));
     }
     line += static_cast<size_t>(lines) * 64;
     hi += w.group * M;
     lo += w.group * M;
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (int m = 0; m < M; ++m) store(out + m * ld_out, result[m]);
 }
 

@@ -59,7 +59,7 @@ size_t plane_index(const Activations& a, int row, int k, int per) {
 
 // Where scale, sum, parts and second of a group of a row lie.
 size_t group_entry(const Activations& a, int row, int g) {
-  return (size_t(row / kRowBlock) * a.groups + g) * kRowBlock + row % kRowBlock;
+  return size_t(row / kRowBlock) * kRowBlock * a.groups + size_t(g) * rows_of_block(a, row) + row % kRowBlock;
 }
 
 bool has_bytes(const Matrix& w) { return w.kind == kInt8 || w.kind == kInt8Min; }

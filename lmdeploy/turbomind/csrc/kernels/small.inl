@@ -98,7 +98,8 @@ INLINE Vec load_padded(const float* x, int count) {
 
 // Where scale, sum, parts and second of a group of a row lie.
 INLINE size_t group_entry(const Activations& a, int row, int g) {
-  return (static_cast<size_t>(row / kRowBlock) * a.groups + g) * kRowBlock + row % kRowBlock;
+  return static_cast<size_t>(row / kRowBlock) * kRowBlock * a.groups + static_cast<size_t>(g) * rows_of_block(a, row) +
+         row % kRowBlock;
 }
 
 // The groups of one span: what they are multiplied by is found for all of them together.

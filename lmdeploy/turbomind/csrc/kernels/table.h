@@ -62,7 +62,7 @@ struct Activations {
   int32_t group, groups;
   float threshold;  // 0: every group has a second plane; infinity: none, and lo may be null
   int8_t *hi, *lo;
-  // Of each group, [ceil(rows / 8)][groups][8 rows of the block]:
+  // Of each group, [groups][m] for each block:
   uint8_t* second;  // 1: has a second plane; null with lo
   float* scale;
   float* sum;      // scale * sum(128 * hi + lo)

@@ -1,0 +1,111 @@
+"""From a recipe to the function that quantises one layer: scales, then the grid, then the codes.
+
+Every matrix of a layer goes through the same three steps; a method says which of them are done. Matrices that
+saw no tokens (experts that no text chose, K38) are rounded plainly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lmdeploy.lite import awq
+from lmdeploy.lite.clip import clipped_grid
+from lmdeploy.lite.gptq import compensated_codes
+from lmdeploy.lite.problem import InputStats, LayerProblem, LayerResult, LinearReport, Quantise
+from lmdeploy.lite.recipe import Recipe
+from lmdeploy.lite.rounding import Grid, full_grid
+from lmdeploy.lite.smoothing import fold, fold_stats, smoothing_groups
+from lmdeploy.quant.scheme import WeightScheme
+from lmdeploy.quant.tensors import GroupedTensor
+
+FEWEST_TOKENS = 32  # below, statistics say more about the sample than about the matrix
+
+
+def quantiser(recipe: Recipe) -> Quantise:
+    """What turns each layer's problem into its result; deterministic."""
+
+    def quantise(problem: LayerProblem) -> LayerResult:
+        with torch.no_grad():
+            return _Layer(problem, recipe).result()
+
+    return quantise
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    scales: bool
+    clip: bool
+    compensate: bool
+
+
+def _steps(recipe: Recipe) -> _Steps:
+    parts = recipe.method.split("+")
+    return _Steps("awq" in parts, recipe.clip, "gptq" in parts)
+
+
+class _Layer:
+    """One layer on its way; weights and statistics are those after the scales folded so far."""
+
+    def __init__(self, problem: LayerProblem, recipe: Recipe) -> None:
+        self._problem, self._recipe, self._steps = problem, recipe, _steps(recipe)
+        self._weights, self._stats = dict(problem.weights), dict(problem.stats)
+        self._scaled: set[str] = set()
+
+    def result(self) -> LayerResult:
+        if self._steps.scales:
+            self._fold_scales()
+        tensors: dict[str, GroupedTensor | torch.Tensor] = {n: self._weights[n] for n in self._scaled}
+        reports = []
+        for name, scheme in self._problem.schemes.items():
+            if scheme is not None:
+                tensors[f"{name}.weight"], report = self._round(name, scheme)
+                reports.append(report)
+        plain = {n: t.numpy() if isinstance(t, torch.Tensor) else t for n, t in tensors.items()}
+        return LayerResult(plain, tuple(reports))
+
+    def _fold_scales(self) -> None:
+        for group in smoothing_groups(self._problem.spec, self._problem.index):
+            if not any(self._seen(name) and self._problem.schemes.get(name) for name in group.linears):
+                continue
+            if self._recipe.search_scale:
+                scales = awq.searched(self._problem, self._weights, self._stats, group, self._plainly)
+            else:
+                scales = awq.fixed(self._weights, self._stats, group)
+            changed = fold(self._weights, group, scales)
+            self._weights.update(changed)
+            self._scaled.update(changed)
+            inputs = group.to_inputs(scales)
+            for name in group.linears:
+                self._stats[name] = fold_stats(self._stats[name], inputs)
+
+    def _seen(self, name: str) -> bool:
+        return name in self._stats and self._stats[name].tokens >= FEWEST_TOKENS
+
+    def _plainly(self, name: str, weight: torch.Tensor, stats: InputStats) -> torch.Tensor:
+        scheme = self._problem.schemes.get(name)
+        if scheme is None:
+            return weight
+        grid = full_grid(weight, scheme)
+        return grid.values(grid.codes(weight))
+
+    def _round(self, name: str, scheme: WeightScheme) -> tuple[GroupedTensor, LinearReport]:
+        weight = self._weights[f"{name}.weight"]
+        bits = scheme.bits_per_weight(weight.shape[1])
+        if not self._seen(name):
+            grid = full_grid(weight, scheme)
+            few = f"{self._stats[name].tokens if name in self._stats else 0} tokens seen: rounded plainly"
+            return grid.tensor(grid.codes(weight)), LinearReport(name, bits, 0.0, few)
+        gram = self._stats[name].gram
+        grid = clipped_grid(weight, scheme, gram) if self._steps.clip else full_grid(weight, scheme)
+        codes = self._codes(weight, grid, gram)
+        error = awq.output_error(weight, grid.values(codes), gram)
+        size = awq.output_error(weight, torch.zeros_like(weight), gram)
+        return grid.tensor(codes), LinearReport(name, bits, error / size if size > 0 else 0.0)
+
+    def _codes(self, weight: torch.Tensor, grid: Grid, gram: torch.Tensor) -> torch.Tensor:
+        if not self._steps.compensate:
+            return grid.codes(weight)
+        recipe = self._recipe
+        return compensated_codes(weight, grid, gram, damping=recipe.damping, act_order=recipe.act_order)

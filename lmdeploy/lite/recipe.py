@@ -1,0 +1,24 @@
+"""What the user asked of a quantisation, all concrete. No torch: parsers and the saved config read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lmdeploy.quant.scheme import WeightScheme
+
+Method = Literal["rtn", "awq", "gptq", "awq+gptq", "smooth_quant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """method: rtn is plain rounding. scheme: of every matrix that is not kept. search_scale: search the ratio
+    of each smoothing group; else 0.5. clip: search narrower ranges. act_order, damping: of gptq.
+    """
+
+    method: Method = "awq+gptq"
+    scheme: WeightScheme = field(default_factory=WeightScheme)
+    search_scale: bool = True
+    clip: bool = True
+    act_order: bool = True
+    damping: float = 0.01
