@@ -120,7 +120,7 @@ static SpanScale span_scale(const float* x, int count, int inputs, const Activat
   const bool empty = bad || top < 1e-30f;
   const bool second = a.lo && !(top <= a.threshold * __builtin_sqrtf(reduce_add(squares) / static_cast<float>(inputs)));
   const float inverse = empty ? 0.0f : (second ? 16256.0f : 127.0f) / top;
-  return {inverse, bad ? __builtin_nanf("") : empty ? 0.0f : top / 16256.0f, empty, second};
+  return {inverse, bad ? __builtin_nanf("") : empty ? 0.0f : top / 127.0f, empty, second};
 }
 
 static void prepare_group(const float* x, int count, const Activations& a, int row, int g, const SpanScale& s) {
@@ -141,12 +141,12 @@ static void prepare_group(const float* x, int count, const Activations& a, int r
   const int32_t high = reduce_ints(high_sum), low = reduce_ints(low_sum);
   const size_t entry = group_entry(a, row, g);
   a.scale[entry] = s.scale;
-  a.sum[entry] = s.scale * static_cast<float>(high * 128 + low);
+  a.sum[entry] = static_cast<float>(high * 128 + low) * (1.0f / 128);
   a.parts[entry] = static_cast<int32_t>(static_cast<uint32_t>(high) << 16 | (static_cast<uint32_t>(low) & 0xffff));
   if (a.lo) a.second[entry] = s.second;
 }
 
-static int at_least_zero(int n) { return n < 0 ? 0 : n; }
+static int clamped(int n, int most) { return n < 0 ? 0 : n < most ? n : most; }
 
 static float float_of(uint32_t bits) {
   float value;
@@ -191,13 +191,10 @@ static void prepare(const float* x, const Activations& a, int row, int k_begin, 
   const int end = k_begin + count == a.k ? a.k_padded : k_begin + count;
   if (a.hi)
     for (int span = k_begin; span < end; span += kScaled) {
-      const int stop = span + kScaled < end ? span + kScaled : end, filled = at_least_zero(k_begin + count - span);
-      const float* from = x + (span - k_begin);
-      const SpanScale scale = span_scale(from, filled < kScaled ? filled : kScaled, stop - span, a);
-      for (int k = span; k < stop; k += a.group) {
-        const int left = at_least_zero(k_begin + count - k);
-        prepare_group(from + (k - span), left < a.group ? left : a.group, a, row, k / a.group, scale);
-      }
+      const int stop = span + kScaled < end ? span + kScaled : end, filled = k_begin + count;
+      const SpanScale scale = span_scale(x + (span - k_begin), clamped(filled - span, kScaled), stop - span, a);
+      for (int k = span; k < stop; k += a.group)
+        prepare_group(x + (k - k_begin), clamped(filled - k, a.group), a, row, k / a.group, scale);
     }
   if (a.bf_hi) prepare_bf16(x, count, a, row, k_begin, end);
   if (a.f32) prepare_f32(x, count, a, row, k_begin, end);
