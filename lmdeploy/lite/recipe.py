@@ -13,7 +13,9 @@ Method = Literal["rtn", "awq", "gptq", "awq+gptq", "smooth_quant"]
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """method: rtn is plain rounding. scheme: of every matrix that is not kept. search_scale: search the ratio
-    of each smoothing group; else 0.5. clip: search narrower ranges. act_order, damping: of gptq.
+    of each smoothing group; else 0.5. clip: search narrower ranges. act_order, damping: of gptq. keep: so
+    many of the most sensitive layers get keep_bits (16: they stay as they are). target_bpw: bits per weight
+    over all matrices of the layers, shared out by measured sensitivity; None: every matrix gets the scheme.
     """
 
     method: Method = "awq+gptq"
@@ -22,3 +24,6 @@ class Recipe:
     clip: bool = True
     act_order: bool = True
     damping: float = 0.01
+    keep: int = 0
+    keep_bits: Literal[8, 16] = 8
+    target_bpw: float | None = None

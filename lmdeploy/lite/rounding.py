@@ -48,11 +48,13 @@ class Grid:
 
     def codes(self, weight: torch.Tensor) -> torch.Tensor:
         """The nearest codes of float32 [N, K], as float32."""
-        scaled = weight / self.spread(self.scales) + self.spread(self.zeros)
-        return scaled.round_().clamp_(self.lowest, self.highest)
+        codes = in_groups(weight, self.scheme) / self.scales[..., None]
+        codes = codes.add_(self.zeros[..., None]).round_().clamp_(self.lowest, self.highest)
+        return codes.flatten(1)[:, : self.inputs]
 
     def values(self, codes: torch.Tensor) -> torch.Tensor:
-        return (codes - self.spread(self.zeros)) * self.spread(self.scales)
+        values = in_groups(codes, self.scheme) - self.zeros[..., None]
+        return values.mul_(self.scales[..., None]).flatten(1)[:, : self.inputs]
 
     def tensor(self, codes: torch.Tensor) -> GroupedTensor:
         """As formats write it."""

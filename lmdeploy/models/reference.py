@@ -17,7 +17,7 @@ from torch.nn import functional
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.rope import inverse_frequencies
-from lmdeploy.models.spec import AttentionSpec, FfnSpec, LayerSpec, ModelSpec, RopeSpec
+from lmdeploy.models.spec import AttentionSpec, FfnSpec, ModelSpec, RopeSpec
 from lmdeploy.quant.tensors import GroupedTensor
 
 Past = list[tuple[torch.Tensor, torch.Tensor]]  # per layer: keys, values [kv_heads, tokens, head_dim]
@@ -49,35 +49,55 @@ class Decoder:
 
     def hidden(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """float32 [tokens, hidden] after the last norm, for ids and positions int64 [tokens]."""
-        x = self._weights["embed.weight"][tokens].float() * self.spec.embedding_scale
-        turns = {rope: turn(positions, rope) for rope in {x.attention.rope for x in self.spec.layers} if rope}
-        for i, layer in enumerate(self.spec.layers):
-            x = self._layer(i, layer, x, turns, attend)
+        x, turns = self.embed(tokens), self.turns(positions)
+        for i in range(len(self.spec.layers)):
+            x = self.layer(i, x, turns, attend)
+        return self.last_norm(x)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """float32 [tokens, hidden], what the first layer reads."""
+        return self._weights["embed.weight"][tokens].float() * self.spec.embedding_scale
+
+    def turns(self, positions: torch.Tensor) -> dict[RopeSpec, Turn]:
+        """Of every rope in the model, for positions int64 [tokens]."""
+        return {rope: turn(positions, rope) for rope in {x.attention.rope for x in self.spec.layers} if rope}
+
+    def layer(self, i: int, x: torch.Tensor, turns: Mapping[RopeSpec, Turn], attend: Attend) -> torch.Tensor:
+        """What layer i makes of its input [tokens, hidden]."""
+        scale = self.spec.layers[i].residual_scale
+        x = x + self.attention_block(i, x, turns, attend) * scale
+        return x + self.ffn_block(i, x) * scale
+
+    def attention_block(
+        self, i: int, x: torch.Tensor, turns: Mapping[RopeSpec, Turn], attend: Attend
+    ) -> torch.Tensor:
+        """What attention of layer i adds to x, before `residual_scale`."""
+        layer, name = self.spec.layers[i], f"layers.{i}"
+        h = self._norm(f"{name}.attn_norm", x) if layer.pre_norm else x
+        h = self._attention(i, layer.attention, h, turns, attend)
+        return self._norm(f"{name}.attn_post_norm", h) if layer.post_norm else h
+
+    def ffn_block(self, i: int, x: torch.Tensor) -> torch.Tensor:
+        """What the feed-forward block of layer i adds to x, before `residual_scale`."""
+        layer, name = self.spec.layers[i], f"layers.{i}"
+        h = self._norm(f"{name}.ffn_norm", x) if layer.pre_norm else x
+        h = self._ffn(f"{name}.ffn", layer.ffn, h)
+        return self._norm(f"{name}.ffn_post_norm", h) if layer.post_norm else h
+
+    def last_norm(self, x: torch.Tensor) -> torch.Tensor:
+        """Of what the last layer put out."""
         return self._norm("norm", x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [rows, vocab] of rows that `hidden` returned."""
+        """float32 [rows, vocab] of rows that `last_norm` returned."""
         head = "embed" if self.spec.tie_embeddings else "lm_head"
-        return _softcap(self._linear(head, hidden) * self.spec.logit_scale, self.spec.logit_softcap)
-
-    def _layer(
-        self, i: int, layer: LayerSpec, x: torch.Tensor, turns: Mapping[RopeSpec, Turn], attend: Attend
-    ) -> torch.Tensor:
-        name = f"layers.{i}"
-        h = self._norm(f"{name}.attn_norm", x) if layer.pre_norm else x
-        h = self._attention(i, layer.attention, h, turns, attend)
-        h = self._norm(f"{name}.attn_post_norm", h) if layer.post_norm else h
-        x = x + h * layer.residual_scale
-        h = self._norm(f"{name}.ffn_norm", x) if layer.pre_norm else x
-        h = self._ffn(f"{name}.ffn", layer.ffn, h)
-        h = self._norm(f"{name}.ffn_post_norm", h) if layer.post_norm else h
-        return x + h * layer.residual_scale
+        return _softcap(self.linear(head, hidden) * self.spec.logit_scale, self.spec.logit_softcap)
 
     def _attention(
         self, i: int, a: AttentionSpec, x: torch.Tensor, turns: Mapping[RopeSpec, Turn], attend: Attend
     ) -> torch.Tensor:
         name = f"layers.{i}.attn"
-        q, k, v = (self._linear(f"{name}.{part}_proj", x) for part in "qkv")
+        q, k, v = (self.linear(f"{name}.{part}_proj", x) for part in "qkv")
         if a.qk_norm_across_heads:
             q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
         q = q.view(len(x), a.num_heads, a.head_dim)
@@ -86,13 +106,14 @@ class Decoder:
             q, k = self._norm(f"{name}.q_norm", q), self._norm(f"{name}.k_norm", k)
         if a.rope is not None:
             q, k = rotate(q, turns[a.rope]), rotate(k, turns[a.rope])
-        return self._linear(f"{name}.o_proj", attend(i, a, q, k, v))
+        return self.linear(f"{name}.o_proj", attend(i, a, q, k, v))
 
     def _ffn(self, name: str, ffn: FfnSpec, x: torch.Tensor) -> torch.Tensor:
-        gate = each_value(_ACTIVATIONS[ffn.activation], self._linear(f"{name}.gate_proj", x))
-        return self._linear(f"{name}.down_proj", gate * self._linear(f"{name}.up_proj", x))
+        gate = each_value(_ACTIVATIONS[ffn.activation], self.linear(f"{name}.gate_proj", x))
+        return self.linear(f"{name}.down_proj", gate * self.linear(f"{name}.up_proj", x))
 
-    def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, in] times the matrix of that name, plus its bias."""
         weight, bias = self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias")
         y = functional.linear(x.to(weight.dtype), weight).float()
         return y if bias is None else y + bias

@@ -49,7 +49,7 @@ from lmdeploy.models.registry import open_checkpoint
             "quantization_config.sparsity_config.format is 'sparse-24-bitmask'",
         ),
         ({"quant_method": "mxfp4"}, "is of method 'mxfp4', which cannot be read (readable: awq, gptq"),
-        ({"quant_method": "smooth_quant"}, "is of method 'smooth_quant'"),
+        ({"quant_method": "smooth_quant", "quant_dtype": "float8_e5m2"}, "quant_dtype is 'float8_e5m2'"),
         ("int8", "is of method None"),
     ],
 )
@@ -92,7 +92,7 @@ UP = "tensor 'model.layers.1.mlp.up_proj."
         (put("qweight", np.zeros((256, 64), np.int64)), UP + "qweight' is of type I64; I32 is expected"),
         (
             put("qweight", np.zeros((200, 64), np.int32)),
-            "holds 200 inputs, which are not whole groups of 128",
+            "has shape [512, 200]; [512, 256] is expected",
         ),
         (
             put("scales", np.full((2, 512), np.nan, np.float16)),

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lmdeploy.models.formats.module import FLOATS, Array, Matrix, Module, Options, channel_scales
+from lmdeploy.models.formats.module import (
+    FLOATS,
+    Array,
+    Groups,
+    Matrix,
+    Module,
+    Options,
+    channel_scales,
+    pack,
+)
+from lmdeploy.quant.scheme import WeightScheme
 from lmdeploy.quant.tensors import GroupedTensor, StoredMatrix, Tensor
 
 _CHANNELS = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -31,20 +42,32 @@ class Awq:
 
     def matrix(self, module: Module) -> Matrix:
         k, words = module.plane("qweight", ("I32",))
-        groups = module.groups("qweight", k, self.group_size)
-        module.check("qzeros", ("I32",), (groups, words))
-        module.check("scales", FLOATS, (groups, 8 * words))
-        return Matrix((8 * words, k), "int4_zero", 4, k // groups)
+        groups = Groups.of(k, self.group_size)
+        module.check("qzeros", ("I32",), (groups.stored, words))
+        module.check("scales", FLOATS, (groups.stored, 8 * words))
+        return Matrix((8 * words, k), "int4_zero", 4, groups.size)
 
     def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
-        codes, zeros = _channels(parts["qweight"]), _channels(parts["qzeros"])
-        group = codes.shape[1] // zeros.shape[1]
-        return GroupedTensor(4, group, codes, channel_scales(parts["scales"]), zeros=zeros)
+        codes = _channels(parts["qweight"])
+        groups, scales, zeros = self._groups(codes.shape[1], parts)
+        return GroupedTensor(4, groups.size, codes, scales, zeros=zeros)
 
     def stored(self, module: Module, parts: Mapping[str, Array]) -> StoredMatrix | None:
-        words, zeros, scales = parts["qweight"], _channels(parts["qzeros"]), channel_scales(parts["scales"])
+        words = parts["qweight"]
+        groups, scales, zeros = self._groups(words.shape[0], parts)
         shape = 8 * words.shape[1], words.shape[0]
-        return StoredMatrix("awq", words, shape, shape[1] // zeros.shape[1], scales=scales, zeros=zeros)
+        return StoredMatrix("awq", words, shape, groups.size, scales=scales, zeros=zeros)
+
+    def _groups(
+        self, k: int, parts: Mapping[str, Array]
+    ) -> tuple[Groups, npt.NDArray[np.floating], npt.NDArray[np.uint8]]:
+        """Whole groups of k inputs, their scales and zero points [N, groups]."""
+        groups = Groups.of(k, self.group_size)
+        return (
+            groups,
+            groups.spread(channel_scales(parts["scales"])),
+            groups.spread(_channels(parts["qzeros"])),
+        )
 
 
 def scheme(options: Options) -> Awq:
@@ -62,3 +85,31 @@ def _channels(words: Array) -> npt.NDArray[np.uint8]:
     for i, channel in enumerate(_CHANNELS):
         codes[:, channel] = turned >> np.uint32(4 * i) & np.uint32(15)
     return codes.reshape(-1, turned.shape[1])
+
+
+def encode(tensor: GroupedTensor, dtype: np.dtype[Any]) -> dict[str, Array]:
+    """The tensors of one matrix of 4 bits with zero points up to 15."""
+    assert tensor.zeros is not None and tensor.order is None
+    return {
+        "qweight": _words(tensor.codes.view(np.uint8)),
+        "qzeros": _words(tensor.zeros),
+        "scales": np.ascontiguousarray(tensor.scales.T.astype(dtype)),
+    }
+
+
+def config(scheme: WeightScheme, kept: list[str]) -> dict[str, Any]:
+    """quantization_config; kept: modules that are not quantised."""
+    return {
+        "quant_method": "awq",
+        "version": "gemm",
+        "bits": 4,
+        "group_size": scheme.group_size,
+        "zero_point": True,
+        "modules_to_not_convert": kept or None,
+    }
+
+
+def _words(codes: npt.NDArray[np.uint8]) -> Array:
+    """Codes [N, rows] -> int32 [rows, N / 8]."""
+    eights = codes.T.reshape(codes.shape[1], -1, 8)[..., list(_CHANNELS)]
+    return pack(eights.reshape(codes.shape[1], -1), 4)

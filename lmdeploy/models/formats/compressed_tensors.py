@@ -11,37 +11,46 @@ w = (code - zero) * scale. Scales of activations are not used: activations keep 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lmdeploy.models.fields import shown
 from lmdeploy.models.formats import fp8
 from lmdeploy.models.formats.gguf_blocks import TensorKind
 from lmdeploy.models.formats.module import (
     FLOATS,
     ROUNDED_ZEROS,
     Array,
+    ByModule,
+    Groups,
     Matrix,
     Module,
     Options,
     Scheme,
     order_of,
+    pack,
     unpack,
+    unsigned,
     with_zeros,
 )
+from lmdeploy.quant.scheme import WHOLE_ROW, WeightScheme
 from lmdeploy.quant.tensors import GroupedTensor, StoredMatrix, Tensor
 
 _NAME = "compressed-tensors"
+_HEAD = "lm_head"  # as most readers call the output matrix
 
 
 @dataclass(frozen=True, slots=True)
 class PackQuantized:
-    """Group sizes are told from the shapes."""
+    """group_size: inputs per scale, -1: one group."""
 
     bits: int
     symmetric: bool
+    group_size: int
     name: str = _NAME
     marks: tuple[str, ...] = ("weight_packed",)
     parts: tuple[str, ...] = (
@@ -57,26 +66,23 @@ class PackQuantized:
     def matrix(self, module: Module) -> Matrix:
         n, words = module.plane("weight_packed", ("I32",))
         k = words * 32 // self.bits
-        rows, groups = module.plane("weight_scale", FLOATS)
-        if rows != n or k % groups:
-            raise module.fail(
-                "weight_scale", f"has shape {[rows, groups]}, which does not fit {[n, k]} weights"
-            )
+        groups = Groups.of(k, self.group_size)
+        module.check("weight_scale", FLOATS, (n, groups.stored))
         if not self.symmetric or "weight_zero_point" in module.headers:
-            module.check("weight_zero_point", ("I32",), (-(-n * self.bits // 32), groups))
-        ordered = "weight_g_idx" in module.headers and groups > 1
+            module.check("weight_zero_point", ("I32",), (-(-n * self.bits // 32), groups.stored))
+        ordered = "weight_g_idx" in module.headers and groups.stored > 1
         if ordered:
             module.check("weight_g_idx", ("I32", "I64"), (k,))
         kind: TensorKind = "int4_zero" if self.bits == 4 else "int8" if self.symmetric else "int8_min"
-        return Matrix((n, k), kind, self.bits, k // groups, ordered)
+        return Matrix((n, k), kind, self.bits, groups.size, ordered)
 
     def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
-        codes, scales = unpack(parts["weight_packed"], self.bits), _narrow(parts["weight_scale"])
-        group, order = codes.shape[1] // scales.shape[1], None
-        if "weight_g_idx" in parts and scales.shape[1] > 1:
-            order = order_of(module, "weight_g_idx", parts["weight_g_idx"], group)
+        codes, order = unpack(parts["weight_packed"], self.bits), None
+        groups = Groups.of(codes.shape[1], self.group_size)
+        if "weight_g_idx" in parts and groups.stored > 1:
+            order = order_of(module, "weight_g_idx", parts["weight_g_idx"], groups.stored_size)
             codes = np.take(codes, order, axis=1)
-        zeros = self._zeros(module, parts, scales.shape)
+        scales, zeros, group = *self._grid(module, parts, groups), groups.size
         if self.bits == 8 and self.symmetric:
             return GroupedTensor(8, group, (codes ^ 0x80).view(np.int8), scales, order=order)
         if self.bits == 8:
@@ -84,24 +90,26 @@ class PackQuantized:
         return GroupedTensor(4, group, codes, scales, zeros=zeros, order=order)
 
     def stored(self, module: Module, parts: Mapping[str, Array]) -> StoredMatrix | None:
-        words, scales = parts["weight_packed"], _narrow(parts["weight_scale"])
-        if ("weight_g_idx" in parts and scales.shape[1] > 1) or (self.bits == 8 and not self.symmetric):
-            return None
+        words = parts["weight_packed"]
         data, shape = words.view(np.uint8), (words.shape[0], words.shape[1] * 32 // self.bits)
-        group, zeros = shape[1] // scales.shape[1], self._zeros(module, parts, scales.shape)
+        groups = Groups.of(shape[1], self.group_size)
+        if ("weight_g_idx" in parts and groups.stored > 1) or (self.bits == 8 and not self.symmetric):
+            return None
+        scales, zeros, group = *self._grid(module, parts, groups), groups.size
         if self.bits == 8:
             return StoredMatrix("words8", data, shape, group, scales=scales)
         return StoredMatrix("words4", data, shape, group, scales=scales, zeros=zeros)
 
-    def _zeros(
-        self, module: Module, parts: Mapping[str, Array], shape: tuple[int, ...]
-    ) -> npt.NDArray[np.uint8]:
-        middle = 1 << self.bits - 1
-        zeros = np.full(shape, middle, np.uint8)
+    def _grid(
+        self, module: Module, parts: Mapping[str, Array], groups: Groups
+    ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.uint8]]:
+        """Scales and zero points of whole groups."""
+        scales, middle = _narrow(parts["weight_scale"]), 1 << self.bits - 1
+        zeros = np.full(scales.shape, middle, np.uint8)
         if "weight_zero_point" in parts:
             zeros[:] = unpack(parts["weight_zero_point"].T, self.bits).T[: len(zeros)]
             _check_symmetric(module, self.symmetric, zeros, middle)
-        return zeros
+        return groups.spread(scales), groups.spread(zeros)
 
 
 def _narrow(scales: Array) -> npt.NDArray[np.floating]:
@@ -111,7 +119,7 @@ def _narrow(scales: Array) -> npt.NDArray[np.floating]:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Weights as int8, a scale per group, channel or matrix."""
+    """Weights as int8, a scale per group, channel or matrix: the first of `marks`."""
 
     symmetric: bool
     name: str = _NAME
@@ -126,11 +134,12 @@ class Bytes:
 
     def matrix(self, module: Module) -> Matrix:
         n, k = module.plane("weight", ("I8",))
-        module.check("weight_scale", FLOATS)
-        shape = module.headers["weight_scale"].shape
+        mark = self.marks[0]
+        module.check(mark, FLOATS)
+        shape = module.headers[mark].shape
         groups = shape[1] if len(shape) == 2 else 1
         if shape not in ((), (1,), (1, 1), (n,), (n, groups)) or not groups or k % groups:
-            raise module.fail("weight_scale", f"has shape {list(shape)}, which does not fit {[n, k]} weights")
+            raise module.fail(mark, f"has shape {list(shape)}, which does not fit {[n, k]} weights")
         if not self.symmetric or "weight_zero_point" in module.headers:
             module.check("weight_zero_point", ("I8",), shape)
         return Matrix((n, k), "int8" if self.symmetric else "int8_min", 8, k // groups)
@@ -154,7 +163,7 @@ class Bytes:
     def _scales(self, module: Module, parts: Mapping[str, Array], n: int) -> npt.NDArray[np.floating]:
         if "weight_zero_point" in parts:
             _check_symmetric(module, self.symmetric, parts["weight_zero_point"], 0)
-        return _narrow(self._each(parts["weight_scale"], n))
+        return _narrow(self._each(parts[self.marks[0]], n))
 
     @staticmethod
     def _each(values: Array, n: int) -> Array:
@@ -180,16 +189,25 @@ def scheme(options: Options) -> Scheme:
     """ModelError for a variant that is not read."""
     form = options.one_of("format", (_PACKED, "float-quantized", *_BYTES))
     _refuse_more(options)
-    weights = _weights(options)
+    groups = [(targets, _of_group(form, weights)) for targets, weights in _groups(options)]
+    if len({scheme for _, scheme in groups}) == 1:
+        return groups[0][1]
+    return ByModule(tuple(groups), _NAME)
+
+
+def _of_group(form: str, weights: Options) -> Scheme:
     if form == "float-quantized":
         weights.one_of("num_bits", (8,))
         weights.one_of("type", ("float",))
         return fp8.Fp8(_NAME, fp8.block_shape(weights, "block_structure"), "block_structure")
     weights.one_of("type", ("int",), "int")
     bits = weights.one_of("num_bits", (4, 8) if form == _PACKED else (8,))
-    weights.one_of("strategy", ("group", "channel") if form == _PACKED else ("group", "channel", "tensor"))
     symmetric = weights.one_of("symmetric", (True, False), True)
-    return PackQuantized(bits, symmetric) if form == _PACKED else Bytes(symmetric)
+    if form != _PACKED:
+        weights.one_of("strategy", ("group", "channel", "tensor"))
+        return Bytes(symmetric)
+    grouped = weights.one_of("strategy", ("group", "channel")) == "group"
+    return PackQuantized(bits, symmetric, weights.group_size() if grouped else -1)
 
 
 def _refuse_more(options: Options) -> None:
@@ -204,18 +222,72 @@ def _refuse_more(options: Options) -> None:
 _PACKED, _BYTES = "pack-quantized", ("int-quantized", "naive-quantized")
 
 
-def _weights(options: Options) -> Options:
-    """The `weights` of all config_groups, which must be the same."""
+def _groups(options: Options) -> Iterator[tuple[tuple[str, ...], Options]]:
+    """Targets and `weights` of each of the config_groups."""
     groups = options.part("config_groups")
     if groups is None or not groups.values:
         raise options.fail("config_groups", "is missing or empty")
-    found: list[Options] = []
     for name in groups.values:
         group = groups.part(name)
         weights = None if group is None else group.part("weights")
-        if weights is None:
+        if group is None or weights is None:
             raise groups.fail(name, "has no weights")
-        found.append(weights)
-    if any(weights.values != found[0].values for weights in found):
-        raise options.fail("config_groups", "holds groups with different weights, which cannot be read")
-    return found[0]
+        targets = group.values.get("targets", ["Linear"])
+        if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+            raise group.fail("targets", f"is {shown(targets)}; a list of names is expected")
+        yield tuple(targets), weights
+
+
+def encode_packed(tensor: GroupedTensor, symmetric: bool, dtype: np.dtype[Any]) -> dict[str, Array]:
+    """The tensors of one matrix in `pack-quantized`."""
+    codes, zeros = unsigned(tensor)
+    parts: dict[str, Array] = {
+        "weight_packed": pack(codes, tensor.bits),
+        "weight_scale": np.ascontiguousarray(tensor.scales.astype(dtype)),
+        "weight_shape": np.array(tensor.shape, np.int64),
+    }
+    if not symmetric:
+        parts["weight_zero_point"] = np.ascontiguousarray(pack(zeros.T, tensor.bits).T)
+    return parts
+
+
+def encode_bytes(tensor: GroupedTensor, dtype: np.dtype[Any]) -> dict[str, Array]:
+    """The tensors of one matrix in `int-quantized`."""
+    return {"weight": tensor.codes, "weight_scale": np.ascontiguousarray(tensor.scales.astype(dtype))}
+
+
+def packed_config(groups: Mapping[WeightScheme, list[str]], kept: list[str]) -> dict[str, Any]:
+    """quantization_config for modules by scheme: the first stands for every linear module that is named
+    nowhere. What is in no layer is always named: an embedding is not linear."""
+    described = {}
+    for i, (scheme, modules) in enumerate(groups.items()):
+        outside = [name for name in modules if not any(part.isdigit() for part in name.split("."))]
+        targets = ["Linear", *outside] if i == 0 else modules
+        described[f"group_{i}"] = {"targets": targets, "weights": _weights(scheme)}
+    return _config(_PACKED, described, kept)
+
+
+def bytes_config(scheme: WeightScheme, kept: list[str]) -> dict[str, Any]:
+    """quantization_config of W8A8: activations are rounded to 8 bits, a scale for each token."""
+    activations = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": _weights(scheme), "input_activations": activations}
+    return _config(_BYTES[0], {"group_0": group}, kept)
+
+
+def _weights(scheme: WeightScheme) -> dict[str, Any]:
+    weights = {"num_bits": scheme.bits, "type": "int", "symmetric": scheme.symmetric, "dynamic": False}
+    if scheme.group_size == WHOLE_ROW:
+        return weights | {"strategy": "channel"}
+    return weights | {"strategy": "group", "group_size": scheme.group_size}
+
+
+def _config(form: str, groups: dict[str, Any], kept: list[str]) -> dict[str, Any]:
+    """Readers build an output matrix for tied models too, which `Linear` would mean: it is always named."""
+    named = {target for group in groups.values() for target in group["targets"]} | {*kept}
+    return {
+        "quant_method": _NAME,
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": kept if _HEAD in named else [*kept, _HEAD],
+    }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import ml_dtypes  # noqa: F401  (first: it registers bfloat16 with NumPy)
 import numpy as np
@@ -16,6 +18,7 @@ from lmdeploy.models.formats.gguf_blocks import TensorKind
 from lmdeploy.quant.tensors import GroupedTensor, StoredMatrix, Tensor
 
 Array = npt.NDArray[Any]
+_Value = TypeVar("_Value", bound=np.generic)
 FLOATS = ("F16", "BF16", "F32")
 
 
@@ -103,13 +106,6 @@ class Module:
         if shape is not None and header.shape != shape:
             raise self.fail(part, f"has shape {list(header.shape)}; {list(shape)} is expected")
 
-    def groups(self, part: str, k: int, group_size: int) -> int:
-        """Groups of k inputs; every group must be whole."""
-        group = k if group_size == -1 else group_size
-        if k % group:
-            raise self.fail(part, f"holds {k} inputs, which are not whole groups of {group}")
-        return k // group
-
 
 class Scheme(Protocol):
     """One format with its options."""
@@ -140,6 +136,65 @@ class Scheme(Protocol):
         """The same with its codes as they are stored, or None. ModelError as `read`."""
 
 
+@dataclass(frozen=True, slots=True)
+class ByModule:
+    """A format for each module: groups of (targets, format), as the package that defines them applies them.
+
+    A module's own name as target goes before a pattern (`re:`), and that before its kind (`Linear`).
+    """
+
+    groups: tuple[tuple[tuple[str, ...], Scheme], ...]
+    name: str
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(note for _, scheme in self.groups for note in scheme.notes))
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(mark for _, scheme in self.groups for mark in scheme.marks))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(part for _, scheme in self.groups for part in scheme.parts))
+
+    @property
+    def order_part(self) -> str:
+        return next((scheme.order_part for _, scheme in self.groups if scheme.order_part), "")
+
+    def matrix(self, module: Module) -> Matrix:
+        return self._of(module).matrix(module)
+
+    def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
+        return self._of(module).read(module, parts)
+
+    def stored(self, module: Module, parts: Mapping[str, Array]) -> StoredMatrix | None:
+        return self._of(module).stored(module, parts)
+
+    def _of(self, module: Module) -> Scheme:
+        ranked = (
+            (_rank(target, module.name), scheme) for targets, scheme in self.groups for target in targets
+        )
+        rank, scheme = min(ranked, key=lambda one: one[0])
+        if rank == _NO_MATCH:
+            raise ModelError(
+                f"{module.source}: module {module.name!r} is quantised, but no target of config_groups fits."
+            )
+        return scheme
+
+
+_NO_MATCH = 3
+
+
+def _rank(target: str, module: str) -> int:
+    """How well a target of config_groups fits a module, 0: best."""
+    if target == module:
+        return 0
+    if target.startswith("re:"):
+        return 1 if re.match(target[3:], module) else _NO_MATCH
+    return 2 if target == "Linear" else _NO_MATCH
+
+
 def unpack(words: Array, bits: int) -> npt.NDArray[np.uint8]:
     """int32 [..., n] -> codes uint8 [..., n * 32 / bits], lowest bits first; bits is 4 or 8."""
     packed = np.ascontiguousarray(words, dtype="<i4").view(np.uint8)
@@ -149,6 +204,36 @@ def unpack(words: Array, bits: int) -> npt.NDArray[np.uint8]:
     np.bitwise_and(packed, 15, out=codes[..., 0::2])
     np.right_shift(packed, 4, out=codes[..., 1::2])
     return codes
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of K inputs in a file, of which the last may be shorter, and as whole groups of `size`.
+
+    Executors know whole groups only: the scale of a file's group stands for each of the parts it is cut into.
+    """
+
+    inputs: int
+    stored_size: int
+
+    @classmethod
+    def of(cls, inputs: int, group_size: int) -> Groups:
+        """group_size: of the file, -1: one group."""
+        return cls(inputs, inputs if group_size == -1 else min(group_size, inputs))
+
+    @property
+    def stored(self) -> int:
+        """How many the file has."""
+        return -(-self.inputs // self.stored_size)
+
+    @property
+    def size(self) -> int:
+        return math.gcd(self.inputs, self.stored_size)
+
+    def spread(self, values: npt.NDArray[_Value]) -> npt.NDArray[_Value]:
+        """[N, groups of the file] -> [N, whole groups]."""
+        parts = self.stored_size // self.size
+        return values if parts == 1 else np.repeat(values, parts, 1)[:, : self.inputs // self.size]
 
 
 def channel_scales(scales: Array) -> npt.NDArray[np.floating]:
@@ -181,3 +266,21 @@ def order_of(module: Module, part: str, group_of: Array, group: int) -> npt.NDAr
     if not np.array_equal(group_of[order], np.arange(len(order)) // group):
         raise module.fail(part, f"does not place {group} inputs in each group")
     return order
+
+
+def pack(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.int32]:
+    """Codes [..., n] -> int32 [..., ceil(n bits / 32)], lowest bits first, the last word filled with 0."""
+    per_word = 32 // bits
+    missing = -codes.shape[-1] % per_word
+    padded = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, missing)])
+    if bits == 4:
+        padded = padded[..., 0::2] | padded[..., 1::2] << np.uint8(4)
+    return np.ascontiguousarray(padded).view("<i4")
+
+
+def unsigned(tensor: GroupedTensor) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Codes [N, K] and zero points [N, groups] from 0 on; those of signed codes are in the middle."""
+    if tensor.zeros is not None:
+        return tensor.codes.view(np.uint8), tensor.zeros
+    assert tensor.mins is None and tensor.bits == 8
+    return tensor.codes.view(np.uint8) ^ np.uint8(0x80), np.full(tensor.scales.shape, 128, np.uint8)

@@ -1,0 +1,93 @@
+"""One layer of a model over calibration windows, and what its matrices are fed on the way.
+
+The arithmetic is `models.reference.Decoder`'s; here are attention over whole windows and the observer.
+Knows no file and no rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from lmdeploy.models.reference import Decoder, Turn, masked_scores, visible
+from lmdeploy.models.spec import AttentionSpec, ModelSpec, RopeSpec
+
+Observe = Callable[[str, torch.Tensor], None]  # name of a matrix without its layer, its input [tokens, K]
+_QUERIES = 256  # at once, where scores must be kept
+
+
+class LayerForward:
+    """Layer `index` with weights by canonical name without the prefix `layers.{index}.`."""
+
+    def __init__(
+        self, spec: ModelSpec, index: int, weights: Mapping[str, torch.Tensor], observe: Observe | None = None
+    ) -> None:
+        prefix = f"layers.{index}."
+        named = {prefix + name: value for name, value in weights.items()}
+        self._decoder = _Observed(spec, named, prefix, observe) if observe else Decoder(spec, named)
+        self._spec, self._index = spec, index
+        self._turns: dict[tuple[int, int], dict[RopeSpec, Turn]] = {}  # of the sizes that came last
+
+    def __call__(self, x: torch.Tensor, count: int = 1) -> torch.Tensor:
+        """The layer's output, float32 [tokens, hidden], for the input of `count` windows of one length, one
+        after the other."""
+        scale = self._spec.layers[self._index].residual_scale
+        x = x + self.attention(x, count) * scale
+        return x + self.ffn(x) * scale
+
+    def attention(self, x: torch.Tensor, count: int = 1) -> torch.Tensor:
+        """What attention adds, before `residual_scale`."""
+        if (len(x), count) not in self._turns:
+            positions = torch.arange(len(x) // count, device=x.device).repeat(count)
+            self._turns = {(len(x), count): self._decoder.turns(positions)}
+        turns = self._turns[len(x), count]
+        return self._decoder.attention_block(self._index, x, turns, partial(over_windows, count))
+
+    def ffn(self, x: torch.Tensor) -> torch.Tensor:
+        """What the feed-forward block adds to x, which has attention's output in it."""
+        return self._decoder.ffn_block(self._index, x)
+
+
+class _Observed(Decoder):
+    """Tells what each matrix is fed, once for matrices with the same input."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: Mapping[str, torch.Tensor], prefix: str, observe: Observe
+    ) -> None:
+        super().__init__(spec, weights)
+        self._prefix, self._observe = prefix, observe
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        self._observe(name.removeprefix(self._prefix), x)
+        return super().linear(name, x)
+
+
+def over_windows(
+    count: int, layer: int, a: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """Causal attention inside each of `count` windows: q [tokens, heads, head_dim], k and v [tokens,
+    kv_heads, head_dim]."""
+    group, length = a.num_heads // a.num_kv_heads, len(q) // count
+    queries, keys, values = (x.view(count, length, -1, a.head_dim).transpose(1, 2) for x in (q, k, v))
+    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+    if a.softcap is None and (a.window is None or a.window >= length):
+        mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=a.scale)
+    else:
+        mixed = _masked(a, *(x.flatten(0, 1) for x in (queries, keys, values))).view(queries.shape)
+    return mixed.transpose(1, 2).reshape(len(q), -1)
+
+
+def _masked(
+    a: AttentionSpec, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """All [heads, tokens, head_dim]; some queries at a time."""
+    positions = torch.arange(queries.shape[1], device=queries.device)
+    pieces = []
+    for begin in range(0, queries.shape[1], _QUERIES):
+        some = slice(begin, begin + _QUERIES)
+        seen = visible(positions[some], positions, a.window)
+        pieces.append(torch.softmax(masked_scores(queries[:, some], keys, a, seen), -1) @ values)
+    return torch.cat(pieces, 1)
