@@ -8,7 +8,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md $(shell find lmdeploy -type f
 CXX_FILES = $(shell find lmdeploy tests/native -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 QUESTION ?= What is the capital of France?
 
-.PHONY: demo test check format bench bench-peers bench-native docs clean
+.PHONY: demo test check format bench bench-peers bench-native bench-rivals bench-lite docs clean
 
 demo: $(VENV)/.installed $(VENV)/.demo-model  ## build, load the demo model, answer a question
 	$(BIN)/lmdeploy chat --prompt "$(QUESTION)" --max-new-tokens 128
@@ -49,6 +49,15 @@ bench-peers: $(VENV)/.dev $(VENV)/.demo-model  ## install the engines we compare
 
 bench-native: $(VENV)/.dev $(VENV)/.demo-model  ## every row beside every peer, in one run; see docs/performance.md
 	$(BIN)/python benchmarks/bench_native.py --peers $(PEERS)/peers.toml --out $(OUT)
+
+RIVALS ?= build/rivals
+LITE_OUT ?= build/bench-lite
+
+bench-rivals: $(VENV)/.dev $(VENV)/.demo-model  ## install the quantisers we compare with
+	$(BIN)/python benchmarks/lite/setup.py $(RIVALS)
+
+bench-lite: $(VENV)/.dev $(VENV)/.demo-model  ## quality of quantised models beside others'; see docs/guides/quantise.md
+	$(BIN)/python benchmarks/lite/bench_lite.py --rivals $(RIVALS)/rivals.toml --out $(LITE_OUT)
 
 $(VENV)/.build-tools:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed; set PYTHON=...")'

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,11 @@ class Records:
         with self.path.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
+    def drop(self, unwanted: Callable[[Record], bool]) -> None:
+        """As if those had never been measured."""
+        self.all = [record for record in self.all if not unwanted(record)]
+        _write(self.path, self.all)
+
     def turns(self) -> dict[Key, list[Record]]:
         """Turns that gave a figure, in order."""
         found: dict[Key, list[Record]] = defaultdict(list)
@@ -56,6 +61,7 @@ class Records:
 
 
 def _write(path: Path, records: list[Record]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_text("".join(json.dumps(record) + "\n" for record in records))
     partial.replace(path)

@@ -23,7 +23,10 @@ from measure.demo import demo_model
 
 HERE = Path(__file__).resolve().parent
 LLAMA_CPP = "0.3.36"  # of llama-cpp-python, whose source package holds llama.cpp
-TOOLS = ("llama-bench", "llama-batched-bench", "llama-server", "llama-quantize", "llama-perplexity")
+TOOLS = (
+    *("llama-bench", "llama-batched-bench", "llama-server"),
+    *("llama-quantize", "llama-imatrix", "llama-perplexity"),
+)
 CMAKE = {
     "CMAKE_BUILD_TYPE": "Release",
     "GGML_NATIVE": "ON",

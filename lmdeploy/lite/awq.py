@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 import torch
 
 from lmdeploy.lite.problem import InputStats, LayerProblem
-from lmdeploy.lite.smoothing import SmoothingGroup, Weights, fold, fold_stats, storable
+from lmdeploy.lite.smoothing import SmoothingGroup, Weights, fold, storable
 
 FIXED_RATIO = 0.5
 _COARSE = tuple(step / 8 for step in range(9))
 _FINE = ((-1 / 16, -1 / 32, 1 / 32, 1 / 16), (-1 / 64, 1 / 64))
 _TOKENS = 1024  # of the sample; more did not change which ratio is best
 
-Round = Callable[[str, torch.Tensor, InputStats], torch.Tensor]
-"""(name, weight, stats of its inputs) -> the values it is rounded to."""
+Round = Callable[[str, torch.Tensor], torch.Tensor]
+"""(name, weight) -> the values it is rounded to."""
 
 
 def candidate(stats: InputStats, group: SmoothingGroup, ratio: float) -> torch.Tensor:
@@ -50,11 +50,11 @@ def searched(
         return storable(weights, group, candidate(stats[group.linears[0]], group, ratio))
 
     for ratio in _COARSE:
-        errors[ratio] = block.error(stats, scales(ratio), rounded)
+        errors[ratio] = block.error(scales(ratio), rounded)
     for steps in _FINE:
         best = min(errors, key=errors.__getitem__)
         for step in steps:
-            errors[best + step] = block.error(stats, scales(best + step), rounded)
+            errors[best + step] = block.error(scales(best + step), rounded)
     return scales(min(errors, key=errors.__getitem__))
 
 
@@ -70,11 +70,10 @@ class _Block:
             self._inputs = self._inputs + residual * problem.attention(weights, self._inputs)
         self._wanted = self._compute(weights, self._inputs)
 
-    def error(self, stats: Mapping[str, InputStats], scales: torch.Tensor, rounded: Round) -> float:
+    def error(self, scales: torch.Tensor, rounded: Round) -> float:
         """Mean square of what changes."""
-        inputs = self._group.to_inputs(scales)
         changed = fold(self._weights, self._group, scales)
         for name in self._group.linears:
             key = f"{name}.weight"
-            changed[key] = rounded(name, changed[key], fold_stats(stats[name], inputs))
+            changed[key] = rounded(name, changed[key])
         return float((self._compute({**self._weights, **changed}, self._inputs) - self._wanted).pow(2).mean())

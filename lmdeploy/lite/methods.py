@@ -13,7 +13,7 @@ import torch
 from lmdeploy.lite import awq, smooth_quant
 from lmdeploy.lite.clip import clipped_grid
 from lmdeploy.lite.gptq import compensated_codes, damped
-from lmdeploy.lite.problem import InputStats, LayerProblem, LayerResult, LinearReport, Quantise
+from lmdeploy.lite.problem import LayerProblem, LayerResult, LinearReport, Quantise
 from lmdeploy.lite.recipe import Recipe
 from lmdeploy.lite.refine import descended_codes, refitted_grid, row_errors
 from lmdeploy.lite.rounding import Grid, full_grid
@@ -69,7 +69,8 @@ class _Layer:
 
     def _fold_scales(self) -> None:
         for group in smoothing_groups(self._problem.spec, self._problem.index):
-            if not any(self._seen(name) and self._problem.schemes.get(name) for name in group.linears):
+            rounded = any(self._problem.schemes.get(name) for name in group.linears)
+            if not rounded or not all(self._seen(name) for name in group.linears):
                 continue
             scales = self._scales(group)
             changed = fold(self._weights, group, scales)
@@ -92,7 +93,7 @@ class _Layer:
     def _seen(self, name: str) -> bool:
         return name in self._stats and self._stats[name].tokens >= FEWEST_TOKENS
 
-    def _plainly(self, name: str, weight: torch.Tensor, stats: InputStats) -> torch.Tensor:
+    def _plainly(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         scheme = self._problem.schemes.get(name)
         if scheme is None:
             return weight

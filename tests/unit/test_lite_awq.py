@@ -84,7 +84,7 @@ def layer(seed: int, outliers: float) -> LayerProblem:
     return LayerProblem(SPEC, 0, weights, by_name, dict.fromkeys(by_name, SCHEME), x, attention, ffn)
 
 
-def rounded(name: str, weight: torch.Tensor, seen: InputStats) -> torch.Tensor:
+def rounded(name: str, weight: torch.Tensor) -> torch.Tensor:
     grid = full_grid(weight, SCHEME)
     return grid.values(grid.codes(weight))
 

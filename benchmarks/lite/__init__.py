@@ -1,0 +1,1 @@
+"""Quality of our quantisers beside others': same data, same harness, two models."""

@@ -1,0 +1,1 @@
+"""Quantisers beside ours: one worker for each, run in its own environment."""
