@@ -67,6 +67,17 @@ def check_rules(check: Any, where: str) -> None:
             raise ConfigError(f"{where}: regex {one!r} is no regular expression: {error}") from None
     if "json" in check:
         check_schema(check["json"], f"{where}.json")
+    if "code" in check:
+        _check_code(check["code"], where)
+
+
+def _check_code(wanted: Mapping[str, Any], where: str) -> None:
+    kinds = {"function": str, "parameters": int, "returns": bool}
+    good = all(isinstance(value, kinds.get(name, ())) for name, value in wanted.items())
+    if not good or "function" not in wanted:
+        raise ConfigError(
+            f"{where}: code has function (a name); parameters (how many) and returns (true, false) may be there"
+        )
 
 
 def broken_steps(answer: str) -> int:
