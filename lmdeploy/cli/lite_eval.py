@@ -8,12 +8,11 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmdeploy.cli.lite_progress import Progress
 from lmdeploy.env import OPENAI_API_KEY
 from lmdeploy.errors import ConfigError
 
@@ -79,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
 def conclude(args: argparse.Namespace, original: str | Path, result: str | Path) -> None:
     """The report with which a quantisation ends, in its result's folder; nothing with `--no-report`."""
     if not args.no_report:
+        print("measuring the result (--no-report leaves it out)", flush=True)
         report(args, original, [result], Path(result))
 
 
@@ -93,8 +93,8 @@ def report(
         if error.name != "torch":
             raise
         raise ConfigError(_EXTRA) from None
-    with progress() as tell:
-        found = compare(original, others, options, tell)
+    with Progress() as progress:
+        found = compare(original, others, options, progress)
     found.table()
     written, page = found.write(folder)
     print(f"Written: {written} and {page}")
@@ -118,35 +118,3 @@ def eval_options(args: argparse.Namespace) -> EvalOptions:
         seed=args.eval_seed,
         command="lmdeploy " + shlex.join(sys.argv[1:]),
     )
-
-
-@contextmanager
-def progress() -> Iterator[Any]:
-    """A function that is told of each step; shown on standard error with the time that is left."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading", total=None)
-        said = _Said(console.is_terminal)
-
-        def tell(step: str, done: int, work: int) -> None:
-            bar.update(task, description=step, completed=done, total=work)
-            said.tell(step, done, work)
-
-        yield tell
-
-
-class _Said:
-    """Where no bar can be drawn: a line for a new kind of step, and one every half a minute."""
-
-    def __init__(self, bar: bool) -> None:
-        self._bar, self._next, self._kind = bar, 0.0, ""
-
-    def tell(self, step: str, done: int, work: int) -> None:
-        kind = step.partition(",")[0].rstrip("0123456789 of")
-        if not self._bar and (kind != self._kind or time.monotonic() > self._next):
-            print(f"{step} ({done} of {work})", file=sys.stderr, flush=True)
-            self._next, self._kind = time.monotonic() + 30, kind

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lmdeploy.lite.workspace import REPORT_FILES
 from lmdeploy.quality.behaviours import Answer, BehaviourFigures
 from lmdeploy.quality.items import Item
 from lmdeploy.quality.judge import Judgement
 from lmdeploy.quality.layers import LayerFigures
 
 OVERALL = "all"
-JSON_NAME, PAGE_NAME = "quality.json", "quality.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,8 @@ class Report:
         folder = Path(directory).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.as_json(), ensure_ascii=False, indent=1, allow_nan=False)
-        return _put(folder / JSON_NAME, text + "\n"), _put(folder / PAGE_NAME, page(self))
+        values, html = (folder / name for name in REPORT_FILES)
+        return _put(values, text + "\n"), _put(html, page(self))
 
 
 def _put(path: Path, text: str) -> Path:

@@ -80,6 +80,11 @@ class _Failed(Exception):
     """One question to the judge had no usable answer; the text says why."""
 
 
+def check_url(options: JudgeOptions) -> None:
+    """ConfigError for a URL that is none; asks nothing."""
+    _Endpoint(options)
+
+
 def judge(options: JudgeOptions, pairs: Sequence[Pair], tell: Tell = lambda *_: None) -> Judgement:
     """Ask about every pair. ConfigError for a URL that is none; nothing else is raised."""
     endpoint = _Endpoint(options)

@@ -16,12 +16,12 @@ import torch
 from lmdeploy.errors import ModelError
 from lmdeploy.lite.forward import LayerForward
 from lmdeploy.lite.walk import layer_weights
+from lmdeploy.lite.workspace import RECORD
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.files import is_there, read_json
 from lmdeploy.quality.hidden import dense
 
 Tell = Callable[[str, int, int], None]
-RECORD = "lmdeploy_lite.json"  # what a quantisation says of its result
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,5 +43,7 @@ class EvalOptions:
             raise ConfigError(f"--eval-samples is {self.samples}; at least 1 is needed")
         if self.seqlen < 16:
             raise ConfigError(f"--eval-seqlen is {self.seqlen}; at least 16 is needed")
+        if self.judge is not None and not 0 < self.judge.timeout <= 3600:
+            raise ConfigError(f"--judge-timeout is {self.judge.timeout:g}; seconds above 0, up to 3600")
         if self.judge is not None and not self.behaviours and self.eval_file is None:
             raise ConfigError("--judge compares answers, and --no-behaviours asks for none; leave one out")

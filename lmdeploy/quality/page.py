@@ -8,7 +8,7 @@ from html import escape
 from lmdeploy.quality.behaviours import Answer
 from lmdeploy.quality.charts import bars, lines
 from lmdeploy.quality.figures import OVERALL, ModelFigures, Report
-from lmdeploy.quality.table import Table, remarks, tables
+from lmdeploy.quality.table import WORDS, Table, remarks, tables
 
 _STYLE = """
 :root{color-scheme:light dark;--bg:#fff;--fg:#1c2024;--soft:#60646c;--line:#d9d9e0;--box:#f6f6f8;
@@ -74,7 +74,7 @@ def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> s
 
 
 def _words(head: str) -> str:
-    return ' class="words"' if head in ("model", "format", "domain", "group", "matrix", "kind") else ""
+    return ' class="words"' if head in WORDS else ""
 
 
 def _remarks(models: Sequence[ModelFigures]) -> list[str]:

@@ -13,12 +13,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
 
 from lmdeploy import __version__
 from lmdeploy.errors import ConfigError, LMDeployError
+from lmdeploy.lite.workspace import RECORD
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.files import is_there, read_json
 from lmdeploy.models.hub import resolve_model_path
@@ -29,8 +31,8 @@ from lmdeploy.quality.behaviours import TEMPERATURE, Answer, ask, engine_plan, f
 from lmdeploy.quality.divergence import Positions
 from lmdeploy.quality.figures import OVERALL, ModelFigures, Report, TextFigures, uneven_domains
 from lmdeploy.quality.items import Item, built_in_items, read_items
-from lmdeploy.quality.judge import Judgement, Pair, judge
-from lmdeploy.quality.layers import RECORD, LayerFigures, comparable, layer_figures
+from lmdeploy.quality.judge import Judgement, Pair, check_url, judge
+from lmdeploy.quality.layers import LayerFigures, comparable, layer_figures
 from lmdeploy.quality.loops import LEAST_TIMES, LEAST_TOKENS, LONGEST_PERIOD
 from lmdeploy.quality.options import EvalOptions
 from lmdeploy.quality.texts import Passages, Tokens, held_out_passages, tokenised
@@ -72,8 +74,11 @@ def compare(
     """
     options, begin = options or EvalOptions(), time.monotonic()
     items = _items(options)
+    if options.judge is not None:
+        check_url(options.judge)
     with _opened([original, *others]) as models:
-        passages = held_out_passages(models[0].tokenizer, options.texts, options.samples, options.seqlen)
+        length = min(options.seqlen, *(model.checkpoint.spec.max_position for model in models))
+        passages = held_out_passages(models[0].tokenizer, options.texts, options.samples, length)
         tokens = [tokenised(passages, model.tokenizer) for model in models]
         texts = _text_figures(models, tokens, tell)
         layers = [_layers(models[0], model, tokens, options, tell) for model in models]
@@ -303,5 +308,10 @@ def _settings(
         "temperature": TEMPERATURE,
         "loop": f"the same 1 to {LONGEST_PERIOD} tokens at least {LEAST_TIMES} times in a row without a"
         f" change, {LEAST_TOKENS} tokens or more",
-        "judge": options.judge.url if options.judge else "",
+        "judge": _without_secrets(options.judge.url) if options.judge else "",
     }
+
+
+def _without_secrets(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()

@@ -76,7 +76,7 @@ def _check_code(wanted: Mapping[str, Any], where: str) -> None:
     good = all(isinstance(value, kinds.get(name, ())) for name, value in wanted.items())
     if not good or "function" not in wanted:
         raise ConfigError(
-            f"{where}: code has function (a name); parameters (how many) and returns (true, false) may be there"
+            f"{where}: code has function (a name), perhaps parameters (how many) and returns (true, false)"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from lmdeploy.quality.figures import OVERALL, ModelFigures, Report, times
 
 _WORST_LAYERS = 3
+_WIDTH = 120  # of a file or pipe
 
 
 def show(report: Report) -> None:
@@ -14,6 +15,8 @@ def show(report: Report) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
     settings = report.settings
     for rows in tables(report):
         console.print(_grid(*rows))
@@ -29,6 +32,7 @@ def show(report: Report) -> None:
     )
 
 
+WORDS = ("figure", "model", "domain", "group", "matrix", "kind")  # heads of columns that hold words
 Table = tuple[str, list[str], list[list[str]]]  # title, heads, rows
 
 
@@ -73,28 +77,41 @@ def judged(model: ModelFigures) -> str:
 
 
 def _models(report: Report) -> Table:
-    rows, first = [], report.original
-    for model in report.models:
-        text = model.overall
-        memory = "-" if model.memory_bytes is None else _mb(model.memory_bytes)
-        rows.append(
-            [
-                model.name,
-                model.format,
-                f"{model.bits_per_weight:.2f}",
-                f"{_mb(model.disk_bytes)} ({times(model.disk_bytes, first.disk_bytes)})",
-                memory,
-                f"{text.perplexity:.3f} ({times(text.perplexity, first.overall.perplexity)})"
-                if not model.kl_refused
-                else f"{text.perplexity:.3f} (own tokens)",
-                f"{text.bits_per_byte:.4f}",
-                _number(text.mean_kl),
-                _number(text.p99_kl),
-                _percent(text.top1),
-            ]
-        )
-    heads = ["model", "format", "bits", "disk", "memory", "perplexity", "bits/byte", "KL", "KL p99", "top-1"]
-    return "Models", heads, rows
+    """One column for each model."""
+    first = report.original
+    heads = ["figure", *(model.name for model in report.models)]
+    names = (
+        "format",
+        "bits per weight (layers)",
+        "size on disk",
+        "weights in memory",
+        "perplexity",
+        "bits per byte of text",
+        "mean KL, nats",
+        "99th percentile of KL",
+        "same likeliest token",
+    )
+    columns = [_column(model, first) for model in report.models]
+    return "Models", heads, [[name, *values] for name, *values in zip(names, *columns, strict=True)]
+
+
+def _column(model: ModelFigures, first: ModelFigures) -> list[str]:
+    text, before = model.overall, first.overall
+    own = "its own tokens" if model.kl_refused else times(text.perplexity, before.perplexity)
+    memory = "-"
+    if model.memory_bytes is not None:
+        memory = f"{_mb(model.memory_bytes)} ({times(model.memory_bytes, first.memory_bytes or 0)})"
+    return [
+        model.format,
+        f"{model.bits_per_weight:.2f}",
+        f"{_mb(model.disk_bytes)} ({times(model.disk_bytes, first.disk_bytes)})",
+        memory,
+        f"{text.perplexity:.3f} ({own})",
+        f"{text.bits_per_byte:.4f}",
+        _number(text.mean_kl),
+        _number(text.p99_kl),
+        _percent(text.top1),
+    ]
 
 
 def _domains(report: Report) -> Table:
@@ -160,8 +177,8 @@ def _grid(title: str, heads: list[str], rows: list[list[str]]) -> Any:
 
     grid = Grid(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for head in heads:
-        words = head in ("model", "format", "domain", "group")
-        grid.add_column(head, justify="left" if words else "right", overflow="fold")
+        words = head in WORDS
+        grid.add_column(head, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     for row in rows:
         grid.add_row(*(Text(cell) for cell in row))
     return grid
