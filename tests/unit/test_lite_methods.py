@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from family_models import bfloat16, config_of, tiny, write_hf
+from lite_layers import Collected, as_weights
 
 from lmdeploy.lite.methods import FEWEST_TOKENS, quantiser
 from lmdeploy.lite.problem import LayerProblem, LayerResult
 from lmdeploy.lite.recipe import Method, Recipe
-from lmdeploy.lite.walk import Walk, as_weights
+from lmdeploy.lite.walk import Walk
 from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.quant.scheme import WHOLE_ROW, WeightScheme
 from lmdeploy.quant.tensors import GroupedTensor
@@ -22,34 +23,16 @@ SCHEME = WeightScheme(4, 32)
 FAMILIES = ["Llama", "Qwen2", "Qwen3", "Gemma2", "Olmo2"]
 
 
-class Kept:
-    """Keeps problems and results; nothing was finished before."""
-
-    def __init__(self) -> None:
-        self.results: list[LayerResult] = []
-
-    def finished(self, layer: int) -> None:
-        return None
-
-    def put(self, layer: int, result: LayerResult) -> None:
-        self.results.append(result)
-
-
 def problems(name: str, folder: Path, scheme: WeightScheme = SCHEME) -> list[LayerProblem]:
     """Of all layers, with the statistics that the walk gathers."""
     model = tiny(name)
     checkpoint = open_checkpoint(write_hf(folder / "model", config_of(model), bfloat16(model)))
     rng = np.random.default_rng(0)
     windows = [rng.integers(3, 130, 32).tolist() for _ in range(6)]
-    found: list[LayerProblem] = []
-
-    def keep(problem: LayerProblem) -> LayerResult:
-        found.append(problem)
-        return LayerResult({})
-
+    collected = Collected()
     schemes = {x.name: scheme for i in range(len(checkpoint.spec.layers)) for x in checkpoint.spec.linears(i)}
-    Walk(checkpoint, windows, folder, lambda *_: None).run(keep, schemes, Kept())
-    return found
+    Walk(checkpoint, windows, folder, lambda *_: None).run(collected.quantise, schemes, collected)
+    return collected.problems
 
 
 def block_error(problem: LayerProblem, result: LayerResult) -> float:
