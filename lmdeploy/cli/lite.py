@@ -113,6 +113,13 @@ def _add_scheme_flags(parser: argparse.ArgumentParser, name: str) -> None:
     add("--damping", type=float, default=0.01, metavar="X", help="gptq: share of the mean added (0.01)")
     add("--target-bpw", type=float, metavar="X", help="mean bits per weight, shared out by sensitivity")
     add("--keep", type=int, default=0, metavar="N", help="so many most sensitive layers get more bits")
+    add(
+        "--head-bits",
+        type=int,
+        choices=(8, 16),
+        default=16,
+        help="of embedding and output matrix (default: 16, as they are)",
+    )
     add("--keep-bits", type=int, choices=(8, 16), default=8, help="bits of those layers (default: 8)")
 
 
@@ -230,13 +237,16 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
         keep=args.keep,
         keep_bits=args.keep_bits,
         target_bpw=args.target_bpw,
+        head_bits=args.head_bits,
     )
 
 
 def _format(args: argparse.Namespace) -> str:
     if args.format is not None:
         return str(args.format)
-    mixed = args.lite_command != "smooth_quant" and (args.target_bpw is not None or args.keep > 0)
+    mixed = args.lite_command != "smooth_quant" and (
+        args.target_bpw is not None or args.keep > 0 or args.head_bits == 8
+    )
     if mixed or args.lite_command != "auto_gptq":
         return _MIXED if mixed else _FORMATS[args.lite_command][0]
     return "gptq" if args.w_sym else "gptq_v2"  # version 1 has no zero point of 0
