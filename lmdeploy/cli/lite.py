@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmdeploy.cli import lite_eval
 from lmdeploy.cli.lite_progress import Progress
 from lmdeploy.cli.signals import ended_by_signals
 from lmdeploy.errors import ConfigError
@@ -65,6 +66,7 @@ def add_parser(subparsers: Any) -> None:
             parser.add_argument("--quant-dtype", default="int8", metavar="TYPE", help="int8")
         if name != "calibrate":
             _add_output_flags(parser, name)
+    lite_eval.add_parser(commands)
 
 
 def _add_common_flags(parser: argparse.ArgumentParser) -> None:
@@ -141,6 +143,7 @@ def _add_output_flags(parser: argparse.ArgumentParser, name: str) -> None:
         help=f"of the files (default: {_DEFAULT_FORMATS[name]})",
     )
     add("--no-report", action="store_true", help="end without measuring the result")
+    lite_eval.add_eval_flags(parser.add_argument_group("the report at the end"))
     add(
         "--dtype",
         choices=("auto", "float16", "bfloat16"),
@@ -156,6 +159,9 @@ def default_method(command: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Run one of the commands."""
+    if args.lite_command == "eval":
+        with ended_by_signals():
+            return lite_eval.run(args)
     _refuse_absent(args)
     _check_packages()
     with ended_by_signals():
@@ -186,6 +192,7 @@ def _quantise(args: argparse.Namespace) -> int:
             args.batch_size,
         )
     _say_done(done, recipe, time.monotonic() - begin)
+    lite_eval.conclude(args, source, done.directory)
     return 0
 
 
