@@ -20,17 +20,18 @@ import torch
 from lmdeploy.lite.data import DOMAINS, calibration_windows, held_out
 from lmdeploy.lite.forward import LayerForward
 from lmdeploy.lite.methods import quantiser
-from lmdeploy.lite.problem import InputStats, LayerProblem
+from lmdeploy.lite.problem import InputStats, LayerProblem, LayerResult
 from lmdeploy.lite.recipe import Recipe
 from lmdeploy.lite.rounding import full_grid
 from lmdeploy.lite.smoothing import fold, local_linears, smoothing_groups
 from lmdeploy.lite.stats import StatsGatherer
-from lmdeploy.lite.walk import as_weights, layer_weights
+from lmdeploy.lite.walk import layer_weights
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.hub import DEMO_MODEL, resolve_model_path
 from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.models.spec import ModelSpec
 from lmdeploy.quant.scheme import WHOLE_ROW, WeightScheme
+from lmdeploy.quant.tensors import GroupedTensor
 from lmdeploy.text.chat_template import load_chat_template
 from lmdeploy.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -184,9 +185,17 @@ def methods(case: Case) -> Iterator[str]:
     yield f"{'whole layer, 4 bits, groups of 128':34}{'calibration':>14}{'held out':>10}"
     seen = case.problem.sample
     for name, recipe in METHODS:
-        weights = {**case.problem.weights, **as_weights(quantiser(recipe)(case.problem))}
+        weights = {**case.problem.weights, **restored(quantiser(recipe)(case.problem))}
         errors = (change(case, weights, x) for x in (seen, case.fresh))
         yield f"{name:34}    " + "".join(map(percent, errors))
+
+
+def restored(result: LayerResult) -> Weights:
+    """What the quantised layer computes with."""
+    return {
+        name: torch.from_numpy(tensor.dequantize() if isinstance(tensor, GroupedTensor) else tensor)
+        for name, tensor in result.tensors.items()
+    }
 
 
 def change(case: Case, weights: Weights, states: torch.Tensor) -> float:
