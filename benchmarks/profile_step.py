@@ -1,6 +1,7 @@
 """Where one step of the native engine spends its time, each operation beside its own limit.
 
     python benchmarks/profile_step.py [--model PATH] [--decode 1 8 32] [--context 512] [--prefill 512]
+    python benchmarks/profile_step.py --decode 1 --docs docs/performance.md    also into that page
 
 For each operation: the time (mean over threads; of all steps the value at the fastest tenth), the bytes and
 operations it must move, and the time these take at the speeds that this process measures before and after: a
@@ -13,16 +14,20 @@ is everything outside the parallel region: scheduling, packing, Python, waking t
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from datetime import date
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from measure.arguments import described, model_path, positive
 from measure.demo import demo_model
+from measure.machine import Watch
+from measure.page import write_between
 
 from lmdeploy import TurbomindEngineConfig
 from lmdeploy.config import NATIVE_DTYPES
@@ -240,7 +245,7 @@ def table(times: dict[str, float], work: dict[str, Work], limit: Callable[[Work]
     yield f"| all | {total * 1e3:.3f} | | | | {whole * 1e3:.3f} | {total / whole:.2f} |"
 
 
-def report(title: str, model: Path, args: argparse.Namespace, step: Step, measure: Callable[[], Any]) -> None:
+def report(title: str, model: Path, args: argparse.Namespace, step: Step, measure: Callable[[], Any]) -> str:
     before = Machine(args.threads)
     with_checkpoint = open_checkpoint(model)
     spec = with_checkpoint.spec
@@ -250,21 +255,33 @@ def report(title: str, model: Path, args: argparse.Namespace, step: Step, measur
     work = step_work(spec, layout, step, before)
     all_cache = sum(w.cache for w in work.values())
     limits = {name: limit_seconds(w, before, layout, step, all_cache) for name, w in work.items()}
+    watch = Watch()
     steps = measure()
+    others = watch.others()
     times, whole = typical(steps), min(sum(step.values()) - step["barriers"] for step in steps)
     after = Machine(args.threads)
     again = step_work(spec, layout, step, after)
     # The machine may be slower at one end than at the other; a limit is what it could do at its best.
     best = {n: min(limits[n], limit_seconds(w, after, layout, step, all_cache)) for n, w in again.items()}
-    print(f"\n### {title}\n")
-    print("\n".join(table(times, work, lambda w: next(best[n] for n in work if work[n] is w))))
     read = max(m.read_seconds(1e9, layout.nbytes) ** -1 for m in (before, after))
-    print(
-        f"\nfastest whole step {whole * 1e3:.3f} ms; read {read:.1f} GB/s of {layout.nbytes / 1e6:.0f} MB;"
-        f" peaks int8 {before.int8 / 1e9:.0f}, bfloat16 {before.bf16 / 1e9:.0f},"
-        f" float {before.fma / 1e9:.0f} GOP/s; {args.threads} threads, kernels {K.active()}",
-        flush=True,
+    rows = "\n".join(table(times, work, lambda w: next(best[n] for n in work if work[n] is w)))
+    text = (
+        f"### {title}\n\n{rows}\n\nfastest whole step {whole * 1e3:.3f} ms; read {read:.1f} GB/s of"
+        f" {layout.nbytes / 1e6:.0f} MB; peaks int8 {before.int8 / 1e9:.0f}, bfloat16"
+        f" {before.bf16 / 1e9:.0f}, float {before.fma / 1e9:.0f} GOP/s; {args.threads} threads, kernels"
+        f" {K.active()}; others took {others:.0%} of the CPU"
     )
+    print(f"\n{text}", flush=True)
+    return text
+
+
+def write_page(page: Path, model: Path | None, args: argparse.Namespace, texts: list[str]) -> None:
+    """Between the marks of this model, without what nobody waits for."""
+    name = model.name if model else "the demo model"
+    head = f"{date.today()}, {name}, accuracy {args.accuracy}. Operations above 0.5 % of the step."
+    kept = [line for text in texts for line in text.splitlines() if not re.search(r"\| 0\.[0-4]% \|", line)]
+    begin, end = f"<!-- profile of {name}: profile_step.py --docs -->", "<!-- end of profile -->"
+    write_between(page, begin, end, "\n".join([head, *kept]).replace("### ", "\n### "))
 
 
 def main() -> None:
@@ -279,21 +296,25 @@ def main() -> None:
     parser.add_argument("--steps", type=positive, default=40)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--docs", type=Path, help="Markdown page to write the tables into")
     args = parser.parse_args()
     model = args.model or demo_model()
-    room = args.steps + 64
+    room, texts = args.steps + 64, list[str]()
     for rows in args.decode:
         runner = Runner(model, args, rows, args.context + room + rows)
         step = Step([(1, args.context + args.steps // 2)] * rows)
         title = f"decode, {rows} sequences, {args.context} tokens each"
-        report(title, model, args, step, lambda r=runner, n=rows: r.decode(n, args.context, args.steps))
-        del runner
+        decode = partial(runner.decode, rows, args.context, args.steps)
+        texts.append(report(title, model, args, step, decode))
+        del runner, decode
     if args.prefill:
         runner = Runner(model, args, 1, args.prefill + 64)
         steps = max(3, args.steps // 8)
         step = Step([(args.prefill, 0)])
         title = f"prefill, {args.prefill} tokens"
-        report(title, model, args, step, lambda: runner.prefill(args.prefill, steps))
+        texts.append(report(title, model, args, step, partial(runner.prefill, args.prefill, steps)))
+    if args.docs:
+        write_page(args.docs, args.model, args, texts)
 
 
 if __name__ == "__main__":

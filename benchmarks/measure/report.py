@@ -8,6 +8,7 @@ from typing import Any
 
 from measure.chart import chart
 from measure.extras import last_extras, targets_of_extras
+from measure.page import write_between
 from measure.records import Records
 from measure.results import Figure, Ratio, Results, variants_of
 from measure.rows import MODELS, OURS, Case
@@ -37,16 +38,10 @@ BEGIN, END = "<!-- results: bench_native.py --docs -->", "<!-- end of results --
 
 def write_into(page: Path, text: str, picture: Path) -> None:
     """Puts the results between the page's marks, and the chart beside it. ValueError without marks."""
-    before, mark, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not mark or not end:
-        raise ValueError(f"{page} has no place for results: {BEGIN} ... {END}")
     place = page.with_name(f"{page.stem}.svg")
-    place.write_text(picture.read_text())
     image = f"![speed of every row beside the fastest peer]({place.name})"
-    partial = page.with_name(page.name + ".partial")
-    partial.write_text(f"{before}{BEGIN}\n\n{text}\n\n{image}\n\n{END}{after}")
-    partial.replace(page)
+    write_between(page, BEGIN, END, f"{text}\n\n{image}")
+    place.write_text(picture.read_text())
 
 
 def _head(records: Records, results: Results) -> str:

@@ -160,8 +160,8 @@ class _Endpoint:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"--judge {options.url}: a URL such as http://host:8000/v1 is expected")
         self._secure, self._host = parts.scheme == "https", parts.hostname
-        path = parts.path.rstrip("/").removesuffix("/chat/completions")
-        self._path = path if path.endswith("/v1") or path.count("/") > 1 else f"{path}/v1"
+        path = parts.path.rstrip("/")
+        self._path = path.removesuffix("/chat/completions") if path else "/v1"
         self._options, self.model = options, options.model
         self._model_lock = threading.Lock()
 

@@ -9,7 +9,8 @@ from lmdeploy.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class JudgeOptions:
-    """An OpenAI-compatible endpoint that compares answers. url: with or without /v1/chat/completions.
+    """An OpenAI-compatible endpoint that compares answers. url: http://host:port, or with the path that
+    stands before /chat/completions (or with that).
 
     timeout: seconds that one question may take in all, whatever the server does.
     """

@@ -1,7 +1,7 @@
 """How finely activations are rounded before they meet quantised weights: the engine option `accuracy`.
 
-A group of a row's values is held in one int8 plane or in two (csrc/kernels/table.h). The rule looks at the
-group alone, so a row's result does not depend on what else is in the batch. Knows no kernels.
+A span of a row's values is held in one int8 plane or in two (csrc/kernels/table.h). The rule looks at the
+span alone, so a row's result does not depend on what else is in the batch. Knows no kernels.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ from typing import Literal
 Accuracy = Literal["exact", "auto", "fast"]
 ALWAYS, NEVER = 0.0, float("inf")
 
-# Groups whose largest magnitude exceeds this many times their root mean square have a second plane
-# (docs/decisions/0009-accuracy.md says what other values do).
+# Spans whose largest magnitude exceeds this many times their root mean square have a second plane
+# (docs/decisions/0009-accuracy.md and 0014 say what other values do).
 THRESHOLDS: dict[Accuracy, float] = {"exact": ALWAYS, "auto": 7.0, "fast": 9.0}

@@ -100,3 +100,24 @@ def test_without_torch_the_extra_is_named(
     monkeypatch.setattr(builtins, "__import__", refuse)
     assert main(["lite", "eval", "a"]) == 2
     assert "pip install 'lmdeploy[lite]'" in capsys.readouterr().err
+
+
+def test_a_quantisation_with_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the built-in held-out text; a second run replaces the result with its report."""
+    (tmp_path / "a").mkdir()
+    write_original(tmp_path / "a")
+    words = ["lite", "auto_awq", str(tmp_path / "a"), "--work-dir", str(tmp_path / "w")]
+    words += ["--w-group-size", "32", "--calib-samples", "4", "--calib-seqlen", "32"]
+    words += ["--eval-samples", "1", "--eval-seqlen", "32", "--no-behaviours"]
+    for more in ([], ["--force"]):
+        assert main([*words, *more]) == 0
+        said = capsys.readouterr().out
+        assert "built-in held-out texts" in said and "mean KL" in said
+    values = json.loads((tmp_path / "w" / "quality.json").read_text())
+    first, second = values["models"]
+    assert set(second["texts"]) == {"english", "chinese", "code", "arithmetic", "all"}
+    assert first["texts"]["chinese"]["tokens"] > 0 and second["texts"]["all"]["mean_kl"] > 0
+    assert second["format"] == "awq" and second["made"]["recipe"]["method"]
+    errors = {m["measured"] for layer in second["layers"] for m in layer["matrices"]}
+    assert errors == {"output"}
+    assert second["bits_per_weight"] < 6 and second["memory_bytes"] < first["memory_bytes"]

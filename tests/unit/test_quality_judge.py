@@ -95,6 +95,12 @@ def test_verdicts_do_not_depend_on_the_order() -> None:
     assert ("long answer", "x") in asked and ("x", "long answer") in asked
 
 
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/", "/v1/chat/completions"])
+def test_every_form_of_its_address(end: str) -> None:
+    with served(better) as url:
+        assert judge(JudgeOptions(url + end), PAIRS[:1]).verdicts == {"1": "original"}
+
+
 def test_a_judge_that_likes_the_first_is_found_out() -> None:
     with served(lambda handler, _: reply(handler, said('{"winner": "A"}'))) as url:
         found = judge(JudgeOptions(url + "/v1", "m"), PAIRS)
