@@ -15,7 +15,7 @@ from lite.sides import AWQ, BEST, CURVE, GPTQ, NARROW, PLAIN, SIDES, SMOOTH, WID
 from lite.sizes import share_of_float16
 from lite.spawn import spawn
 from lite.targets import targets
-from lite.texts import calibration, foreign, held_out
+from lite.texts import calibration, held_out
 from measure.records import Records
 
 
@@ -162,7 +162,6 @@ def test_held_out_text_is_in_no_calibration() -> None:
     assert again == windows["calibration"][:100]
     with pytest.raises(ValueError, match="were asked for"):
         calibration(Letters(), 10**7, 64)  # type: ignore[arg-type]
-    assert "ALPHA" in foreign(100) and len(calibration(Letters(), 3, 50, "foreign")) == 3  # type: ignore[arg-type]
 
 
 def test_a_command_is_measured_and_ended(tmp_path: Path) -> None:
@@ -180,7 +179,7 @@ def test_a_rival_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(MakeError, match="skipped: gptqmodel: no wheel fits"):
         shop.make(Side(NARROW, "x", "rival", package="gptqmodel"), "demo")
     with pytest.raises(MakeError, match=r"skipped: llama.cpp: not installed \(benchmarks/lite/setup.py"):
-        shop.make(Side(CURVE, "Q4_0", "llama.cpp", ("Q4_0",)), "demo")
+        shop.make(Side(CURVE, "Q4_0", "llama.cpp", {"kind": "Q4_0"}), "demo")
 
 
 def test_answers() -> None:
