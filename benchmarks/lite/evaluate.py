@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lmdeploy.lite.forward import over_window
 from lmdeploy.models.files import read_json
-from lmdeploy.models.reference import Decoder
+from lmdeploy.models.reference import Decoder, masked_scores, visible
 from lmdeploy.models.registry import open_checkpoint
+from lmdeploy.models.spec import AttentionSpec
 from lmdeploy.quant.tensors import GroupedTensor
 
 _ROWS = 128  # positions whose logits are held at once
@@ -112,5 +112,12 @@ def rounds_inputs(model: Path) -> bool:
 def _hidden(decoder: Decoder, ids: npt.NDArray[np.int32]) -> torch.Tensor:
     """float32 [tokens, hidden] after the last norm."""
     positions = torch.arange(len(ids))
+
+    def attend(_: int, a: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        group = a.num_heads // a.num_kv_heads
+        keys, values = (x.transpose(0, 1).repeat_interleave(group, 0) for x in (k, v))
+        scores = masked_scores(q.transpose(0, 1), keys, a, visible(positions, positions, a.window))
+        return (torch.softmax(scores, -1) @ values).transpose(0, 1).reshape(len(q), -1)
+
     with torch.no_grad():
-        return decoder.hidden(torch.from_numpy(np.asarray(ids, np.int64)), positions, over_window)
+        return decoder.hidden(torch.from_numpy(np.asarray(ids, np.int64)), positions, attend)
