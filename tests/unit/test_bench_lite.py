@@ -114,8 +114,8 @@ def test_the_report_names_figures_failures_and_what_is_missing(tmp_path: Path) -
     found.add(failure)
     text = write_report(found, tmp_path)
     assert "| smooth_quant | 4.25 | 10.100 (+1.0%) | 0.1000 | 1.000 | 10.150 (+1.5%)" in text
-    assert "- demo, group 64, AutoAWQ: skipped: no" in text and "AutoAWQ (twin)" in text
-    assert "group 64 AutoAWQ (demo)" not in text
+    assert "- demo, group 64, AutoAWQ: skipped: no" in text and "group 64: AutoAWQ (twin)" in text
+    assert "group 64: llm-compressor AWQ (demo, twin)" in text
     assert (tmp_path / "chart.svg").read_text().startswith("<svg")
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
