@@ -28,6 +28,11 @@ class Side:
     length: int | None = None
     text: str = "matching"
 
+    @property
+    def made_of(self) -> list[object]:
+        """Sides with equal ones have the same model; as JSON has it."""
+        return [self.maker, self.package, self.job, self.samples, self.length, self.text]
+
 
 PLAIN, AWQ, GPTQ, BEST = "plain rounding", "AWQ", "GPTQ", "AWQ + GPTQ"
 METHODS: dict[str, dict[str, Any]] = {
@@ -95,15 +100,18 @@ STUDIES = [
     *(_study("group", n, n) for n in (32, 64, 128, -1)),
     *(_study("text", text, text=text) for text in ("general", "matching", "foreign")),
 ]
+# What is judged comes first, and of the others those that take minutes before those that take hours.
 SIDES = [
     Side("original", "original", "original"),
     *_ours(WIDE, 128),
     *_ours(NARROW, 64),
-    *RIVALS,
-    *MIXED,
+    *RIVALS[:3],
     *LLAMA_CPP,
-    *W8A8,
-    *WITH_MATRIX,
+    *MIXED,
+    W8A8[0],
     *STUDIES,
+    *WITH_MATRIX,
+    *RIVALS[3:],
+    W8A8[1],
 ]
 CASES = tuple(dict.fromkeys(side.case for side in SIDES))
