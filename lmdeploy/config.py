@@ -70,7 +70,7 @@ class EngineConfig:
     model_format: str | None = _field(
         None,
         "layout of the weight files; found from the files when not given",
-        choices=("hf", "gguf", "awq", "gptq", "compressed-tensors", "fp8", "mxfp4"),
+        choices=("hf", "gguf", "awq", "gptq", "compressed-tensors", "fp8", "smooth_quant", "mxfp4"),
     )
     session_len: int | None = _field(
         None,

@@ -6,14 +6,12 @@ Owns its flags and those of other versions' command of this name.
 from __future__ import annotations
 
 import argparse
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lmdeploy.cli.flags import add_flags, from_args
+from lmdeploy.cli.signals import ended_by_signals
 from lmdeploy.config import TurbomindEngineConfig
 from lmdeploy.errors import ConfigError, ModelError
 
@@ -55,28 +53,11 @@ def run(args: argparse.Namespace) -> int:
     config = from_args(TurbomindEngineConfig, args)
     path = resolve_model_path(args.model_path, revision=config.revision, download_dir=config.download_dir)
     begin = time.monotonic()
-    with _ended_by_signals():
+    with ended_by_signals():
         done = convert(path, Path(args.directory).expanduser(), config, force=args.force)
     seconds = time.monotonic() - begin
     print(f"{args.directory}: {size(done.nbytes)} of packed weights, written in {seconds:.1f} s")
     return 0
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the command as Ctrl-C does: what was begun is removed."""
-
-    def end(number: int, _: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _refuse_old_spelling(args: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from lmdeploy import __version__
-from lmdeploy.cli import chat, check_env, convert, serve
+from lmdeploy.cli import chat, check_env, convert, lite, serve
 from lmdeploy.cli.flags import normalise
 from lmdeploy.errors import ConfigError, LMDeployError, shorten
 
@@ -25,6 +25,7 @@ _COMMANDS = {
     "chat": chat,
     "serve": serve,
     "convert": convert,
+    "lite": lite,
     "check_env": check_env,
     "check-env": check_env,
 }
@@ -35,8 +36,7 @@ _REMOVED_COMMANDS = {
     ("serve", "gradio"): _CLIENT,
     ("serve", "api_client"): _CLIENT,
     ("serve", "triton_client"): _CLIENT,
-    ("lite", "kv_qparams"): "the key/value cache needs no file",
-    ("lite",): "this version does not quantise; 4-bit and 8-bit GGUF files are loaded as they are",
+    ("lite", "kv_qparams"): "the key/value cache needs no file: serve or chat with --quant-policy 8 or 4",
     ("serve", "proxy"): "this version serves one machine; put any HTTP load balancer in front of several",
 }
 
@@ -64,7 +64,7 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands; imports no engine."""
-    parser = _Parser(prog="lmdeploy", description="Run and serve large language models on CPUs.")
+    parser = _Parser(prog="lmdeploy", description="Compress, run and serve large language models on CPUs.")
     parser.add_argument("-v", "--version", action="version", version=f"lmdeploy {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in dict.fromkeys(_COMMANDS.values()):

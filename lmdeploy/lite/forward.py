@@ -1,18 +1,19 @@
 """One layer of a model over calibration windows, and what its matrices are fed on the way.
 
-The arithmetic is `models.reference.Decoder`'s; here are attention over one whole window and the observer.
+The arithmetic is `models.reference.Decoder`'s; here are attention over whole windows and the observer.
 Knows no file and no rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch.nn import functional
 
-from lmdeploy.models.reference import Decoder, masked_scores, visible
-from lmdeploy.models.spec import AttentionSpec, ModelSpec
+from lmdeploy.models.reference import Decoder, Turn, masked_scores, visible
+from lmdeploy.models.spec import AttentionSpec, ModelSpec, RopeSpec
 
 Observe = Callable[[str, torch.Tensor], None]  # name of a matrix without its layer, its input [tokens, K]
 _QUERIES = 256  # at once, where scores must be kept
@@ -28,17 +29,22 @@ class LayerForward:
         named = {prefix + name: value for name, value in weights.items()}
         self._decoder = _Observed(spec, named, prefix, observe) if observe else Decoder(spec, named)
         self._spec, self._index = spec, index
+        self._turns: dict[tuple[int, int], dict[RopeSpec, Turn]] = {}  # of the sizes that came last
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer's output, float32 [tokens, hidden], for the input of one window."""
+    def __call__(self, x: torch.Tensor, count: int = 1) -> torch.Tensor:
+        """The layer's output, float32 [tokens, hidden], for the input of `count` windows of one length, one
+        after the other."""
         scale = self._spec.layers[self._index].residual_scale
-        x = x + self.attention(x) * scale
+        x = x + self.attention(x, count) * scale
         return x + self.ffn(x) * scale
 
-    def attention(self, x: torch.Tensor) -> torch.Tensor:
+    def attention(self, x: torch.Tensor, count: int = 1) -> torch.Tensor:
         """What attention adds, before `residual_scale`."""
-        turns = self._decoder.turns(torch.arange(len(x)))
-        return self._decoder.attention_block(self._index, x, turns, over_window)
+        if (len(x), count) not in self._turns:
+            positions = torch.arange(len(x) // count, device=x.device).repeat(count)
+            self._turns = {(len(x), count): self._decoder.turns(positions)}
+        turns = self._turns[len(x), count]
+        return self._decoder.attention_block(self._index, x, turns, partial(over_windows, count))
 
     def ffn(self, x: torch.Tensor) -> torch.Tensor:
         """What the feed-forward block adds to x, which has attention's output in it."""
@@ -59,22 +65,29 @@ class _Observed(Decoder):
         return super().linear(name, x)
 
 
-def over_window(
-    layer: int, a: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+def over_windows(
+    count: int, layer: int, a: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
-    """Causal attention of one window: q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]."""
-    group = a.num_heads // a.num_kv_heads
-    queries = q.transpose(0, 1)
-    keys, values = (x.transpose(0, 1).repeat_interleave(group, 0) for x in (k, v))
-    if a.softcap is None and (a.window is None or a.window >= len(q)):
-        mixed = functional.scaled_dot_product_attention(
-            queries[None], keys[None], values[None], is_causal=True, scale=a.scale
-        )[0]
-        return mixed.transpose(0, 1).reshape(len(q), -1)
-    positions = torch.arange(len(q))
+    """Causal attention inside each of `count` windows: q [tokens, heads, head_dim], k and v [tokens,
+    kv_heads, head_dim]."""
+    group, length = a.num_heads // a.num_kv_heads, len(q) // count
+    queries, keys, values = (x.view(count, length, -1, a.head_dim).transpose(1, 2) for x in (q, k, v))
+    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+    if a.softcap is None and (a.window is None or a.window >= length):
+        mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=a.scale)
+    else:
+        mixed = _masked(a, *(x.flatten(0, 1) for x in (queries, keys, values))).view(queries.shape)
+    return mixed.transpose(1, 2).reshape(len(q), -1)
+
+
+def _masked(
+    a: AttentionSpec, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """All [heads, tokens, head_dim]; some queries at a time."""
+    positions = torch.arange(queries.shape[1], device=queries.device)
     pieces = []
-    for begin in range(0, len(q), _QUERIES):
+    for begin in range(0, queries.shape[1], _QUERIES):
         some = slice(begin, begin + _QUERIES)
         seen = visible(positions[some], positions, a.window)
         pieces.append(torch.softmax(masked_scores(queries[:, some], keys, a, seen), -1) @ values)
-    return torch.cat(pieces, 1).transpose(0, 1).reshape(len(q), -1)
+    return torch.cat(pieces, 1)

@@ -24,10 +24,12 @@ from lmdeploy.lite.stats import StatsGatherer
 from lmdeploy.lite.walk import layer_weights
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.reference import Decoder
+from lmdeploy.models.spec import ModelSpec
 from lmdeploy.quant.scheme import WHOLE_ROW, WeightScheme
 from lmdeploy.quant.tensors import GroupedTensor
 
 TOKENS = 4096
+_VALUES = 1 << 28  # of hidden states at most: 1 GiB
 Schemes = Mapping[str, WeightScheme | None]  # by canonical matrix name; None: 16-bit floats
 Holds = Callable[[str, WeightScheme], bool]  # whether a matrix can be stored so
 Tell = Callable[[str, int, int], None]
@@ -84,7 +86,7 @@ def measure(
     tell: Tell,
 ) -> Measured:
     """Of every matrix in `offered`, under every scheme it may have."""
-    windows = _some(windows)
+    windows = _some(windows, checkpoint.spec)
     layers = range(len(checkpoint.spec.layers))
     work = 2 * len(layers)
     states = [_embedded(checkpoint, windows)]
@@ -110,9 +112,10 @@ def measure(
     return Measured(weights, bits, divergence)
 
 
-def _some(windows: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """Evenly spread, TOKENS together or the first alone."""
-    count = max(1, min(len(windows), TOKENS // max(1, len(windows[0]))))
+def _some(windows: Sequence[Sequence[int]], spec: ModelSpec) -> list[Sequence[int]]:
+    """Evenly spread, TOKENS together (fewer of a large model) or the first alone."""
+    tokens = min(TOKENS, _VALUES // (spec.hidden_size * len(spec.layers)))
+    count = max(1, min(len(windows), tokens // max(1, len(windows[0]))))
     return [windows[i * len(windows) // count] for i in range(count)]
 
 

@@ -23,15 +23,12 @@ class InputStats:
     """Of the vectors [tokens, K] that one or several matrices of a layer multiply; all float32.
 
     mean_abs, max_abs: [K]. gram: [K, K], sum of x x^T over all tokens divided by their number.
-    cross: [K, K], sum of x_original x^T divided by tokens, where both streams are kept; x_original is what
-    the unquantised model would feed here.
     """
 
     tokens: int
     mean_abs: torch.Tensor
     max_abs: torch.Tensor
     gram: torch.Tensor
-    cross: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,5 +119,4 @@ def fold_stats(stats: InputStats, inputs: torch.Tensor) -> InputStats:
         mean_abs=stats.mean_abs / inputs,
         max_abs=stats.max_abs / inputs,
         gram=stats.gram / inputs / inputs[:, None],
-        cross=None if stats.cross is None else stats.cross / inputs / inputs[:, None],
     )

@@ -23,7 +23,7 @@ class StatsGatherer:
         """x [tokens, K] is what matrix `name` is fed."""
         fed = self._fed[name]
         if self._first[fed] == name:
-            self._sums.setdefault(fed, _Sums(x.shape[1])).add(x)
+            self._sums.setdefault(fed, _Sums(x.shape[1], x.device)).add(x)
 
     def stats(self) -> dict[str, InputStats]:
         """By name of each matrix that was fed anything."""
@@ -32,11 +32,11 @@ class StatsGatherer:
 
 
 class _Sums:
-    def __init__(self, inputs: int) -> None:
+    def __init__(self, inputs: int, device: torch.device) -> None:
         self.tokens = 0
-        self.abs = torch.zeros(inputs)
-        self.max = torch.zeros(inputs)
-        self.gram = torch.zeros(inputs, inputs)
+        self.abs = torch.zeros(inputs, device=device)
+        self.max = torch.zeros(inputs, device=device)
+        self.gram = torch.zeros(inputs, inputs, device=device)
 
     def add(self, x: torch.Tensor) -> None:
         size = x.abs()

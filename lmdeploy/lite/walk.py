@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lmdeploy.errors import ModelError
@@ -28,10 +29,14 @@ Schemes = Mapping[str, WeightScheme | None]  # by canonical matrix name, None: k
 
 
 class LayerSink(Protocol):
-    """Where results go, and come from when an earlier run was stopped."""
+    """Where results go."""
 
-    def finished(self, layer: int) -> LayerResult | None: ...
+    def finished(self, layer: int) -> bool:
+        """Whether it was put there, by this run or by an earlier one with the same job."""
+
     def put(self, layer: int, result: LayerResult) -> None: ...
+    def as_read(self, layer: int, result: LayerResult) -> Mapping[str, npt.NDArray[np.float32]]:
+        """The values that a reader of the result computes with, of the tensors that changed."""
 
 
 class Walk:
@@ -43,11 +48,17 @@ class Walk:
         windows: Sequence[Sequence[int]],
         folder: Path,
         tell: Callable[[str, int, int], None],
+        *,
+        device: str = "cpu",
+        at_once: int = 1,
     ) -> None:
         """folder: for hidden states. tell: a step ("layer 3: statistics"), how much of all work is done, and
-        how much there is, in windows of a layer."""
-        self._checkpoint, self._spec = checkpoint, checkpoint.spec
-        self._windows, self._folder = windows, folder
+        how much there is, in windows of a layer. device: where layers are computed, as torch names it.
+        at_once: windows that are computed together."""
+        length = max((len(ids) for ids in windows), default=1)
+        self._checkpoint, self._spec = checkpoint, checkpoint.spec.for_length(length)
+        self._windows, self._folder, self._device = windows, folder, device
+        self._batches = _batches([len(ids) for ids in windows], at_once)
         self._tell, self._done = tell, 0
         self._work = 2 * len(windows) * len(self._spec.layers)
 
@@ -55,46 +66,33 @@ class Walk:
         """Every layer that `sink` does not have already. ModelError names layer and step when something is
         not finite."""
         for layer in range(len(self._spec.layers)):
-            if sink.finished(layer) is not None and (self._path(layer + 1).exists() or not self._windows):
+            if sink.finished(layer):
                 self._advance(f"layer {layer}: done before", 2 * len(self._windows))
-                continue
-            with torch.no_grad():
-                self._layer(layer, quantise, schemes, sink)
+            else:
+                with torch.no_grad():
+                    self._layer(layer, quantise, schemes, sink)
             self._path(layer).unlink(missing_ok=True)
-        self._path(len(self._spec.layers)).unlink(missing_ok=True)
 
     def _layer(self, layer: int, quantise: Quantise, schemes: Schemes, sink: LayerSink) -> None:
-        weights = layer_weights(self._checkpoint, layer)
-        result = sink.finished(layer)
-        if result is None:
-            problem = self._problem(layer, weights, schemes)
-            self._advance(f"layer {layer}: quantising", 0)
-            result = quantise(problem)
-            _check_result(layer, result)
-            del problem
-            sink.put(layer, result)
-        if self._windows and layer + 1 < len(self._spec.layers):
-            self._next_states(layer, weights | as_weights(result))
+        """The states of the next layer are there before the layer counts as finished."""
+        weights = layer_weights(self._checkpoint, layer, self._device)
+        problem = self._problem(layer, weights, schemes)
+        self._advance(f"layer {layer}: quantising", 0)
+        result = quantise(problem)
+        del problem
+        _check_result(layer, result)
+        if layer + 1 < len(self._spec.layers) and self._windows:
+            for name, values in sink.as_read(layer, result).items():
+                weights[name] = torch.from_numpy(values).to(self._device)
+            self._next_states(layer, weights)
         else:
-            self._done += len(self._windows)
+            self._advance(f"layer {layer}: done", len(self._windows))
+        sink.put(layer, result)
 
     def _problem(self, layer: int, weights: dict[str, torch.Tensor], schemes: Schemes) -> LayerProblem:
         prefix = f"layers.{layer}."
         gatherer = StatsGatherer(self._spec, layer)
-        forward = LayerForward(self._spec, layer, weights, gatherer.observe)
-        if self._windows and not self._path(layer).exists():
-            assert layer == 0
-            self._embed()
-        sample = []
-        kept = sample_windows([len(ids) for ids in self._windows])
-        if self._windows:
-            with self._open(layer) as states:
-                for i in range(len(states)):
-                    x = states.read(i)
-                    if i in kept:
-                        sample.append(x)
-                    _check_finite(forward(x), layer, "its output", i)
-                    self._advance(f"layer {layer}: statistics", 1)
+        sample = self._observe(layer, weights, gatherer) if self._windows else []
         return LayerProblem(
             spec=self._spec,
             index=layer,
@@ -102,18 +100,37 @@ class Walk:
             stats=gatherer.stats(),
             schemes={n.removeprefix(prefix): s for n, s in schemes.items() if n.startswith(prefix)},
             sample=torch.stack(sample) if sample else torch.zeros(0, 0, self._spec.hidden_size),
-            attention=lambda w, x: _each(LayerForward(self._spec, layer, w).attention, x),
-            ffn=lambda w, x: _each(LayerForward(self._spec, layer, w).ffn, x),
+            attention=lambda w, x: (
+                LayerForward(self._spec, layer, w).attention(x.flatten(0, 1), len(x)).view(x.shape)
+            ),
+            ffn=lambda w, x: LayerForward(self._spec, layer, w).ffn(x),
         )
+
+    def _observe(
+        self, layer: int, weights: Mapping[str, torch.Tensor], gatherer: StatsGatherer
+    ) -> list[torch.Tensor]:
+        """All windows through the layer as it is; those that are the sample."""
+        if layer == 0 and not self._path(0).exists():
+            self._embed()
+        forward = LayerForward(self._spec, layer, weights, gatherer.observe)
+        sample, kept = [], sample_windows([len(ids) for ids in self._windows])
+        with self._open(layer) as states:
+            for some in self._batches:
+                windows = [states.read(i).to(self._device) for i in some]
+                sample += [x for i, x in zip(some, windows, strict=True) if i in kept]
+                _check_finite(forward(torch.cat(windows), len(some)), layer, "its output", some)
+                self._advance(f"layer {layer}: statistics", len(some))
+        return sample
 
     def _next_states(self, layer: int, weights: Mapping[str, torch.Tensor]) -> None:
         forward = LayerForward(self._spec, layer, weights)
         with self._open(layer) as before, self._open(layer + 1, write=True) as after:
-            for i in range(len(before)):
-                x = forward(before.read(i))
-                _check_finite(x, layer, "its output once quantised", i)
-                after.append(x)
-                self._advance(f"layer {layer}: next layer's inputs", 1)
+            for some in self._batches:
+                x = forward(torch.cat([before.read(i).to(self._device) for i in some]), len(some))
+                _check_finite(x, layer, "its output once quantised", some)
+                for one in x.cpu().chunk(len(some)):
+                    after.append(one)
+                self._advance(f"layer {layer}: next layer's inputs", len(some))
             after.finish()
 
     def _embed(self) -> None:
@@ -138,24 +155,16 @@ class Walk:
         self._tell(step, self._done, self._work)
 
 
-def layer_weights(checkpoint: Checkpoint, layer: int) -> dict[str, torch.Tensor]:
+def layer_weights(checkpoint: Checkpoint, layer: int, device: str = "cpu") -> dict[str, torch.Tensor]:
     """float32, by canonical name without the prefix `layers.{layer}.`."""
     prefix = f"layers.{layer}."
     weights = {}
     for name in sorted(n for n in checkpoint.names() if n.startswith(prefix)):
         tensor = checkpoint.read(name)
         dense = tensor.dequantize() if isinstance(tensor, GroupedTensor) else tensor.astype(np.float32)
-        weights[name.removeprefix(prefix)] = torch.from_numpy(np.array(dense, np.float32))
+        weights[name.removeprefix(prefix)] = torch.from_numpy(np.array(dense, np.float32)).to(device)
         checkpoint.release(name)
     return weights
-
-
-def as_weights(result: LayerResult) -> dict[str, torch.Tensor]:
-    """float32, what the quantised layer computes with."""
-    return {
-        name: torch.from_numpy(tensor.dequantize() if isinstance(tensor, GroupedTensor) else tensor)
-        for name, tensor in result.tensors.items()
-    }
 
 
 def sample_windows(lengths: Sequence[int]) -> frozenset[int]:
@@ -168,15 +177,22 @@ def sample_windows(lengths: Sequence[int]) -> frozenset[int]:
     return frozenset(alike[i * len(alike) // count] for i in range(count))
 
 
-def _each(block: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    return torch.stack([block(one) for one in x])
+def _batches(lengths: Sequence[int], most: int) -> list[range]:
+    """Neighbouring windows of one length, up to `most` together."""
+    batches, begin = [], 0
+    for end in range(1, len(lengths) + 1):
+        if end == len(lengths) or lengths[end] != lengths[begin] or end - begin == most:
+            batches.append(range(begin, end))
+            begin = end
+    return batches
 
 
-def _check_finite(x: torch.Tensor, layer: int, what: str, window: int) -> None:
+def _check_finite(x: torch.Tensor, layer: int, what: str, windows: range) -> None:
     if not bool(torch.isfinite(x).all()):
+        some = f"window {windows[0]}" if len(windows) == 1 else f"windows {windows[0]} to {windows[-1]}"
         raise ModelError(
-            f"layer {layer}: {what} is not finite (NaN or infinite) for calibration window {window}; the"
-            " model overflows on this text or is damaged. Nothing was written."
+            f"layer {layer}: {what} is not finite (NaN or infinite) for calibration {some}; the model"
+            " overflows on this text or is damaged. Nothing was written."
         )
 
 

@@ -140,6 +140,7 @@ class Checkpoint:
         self.spec, self._store, self._notes = spec, store, notes
         self.packed = packed  # set when `source` is a folder in packed form: then no tensor can be read
         self._sources = _resolve(spec, store, table, ignored)
+        self._copy_of_embedding = table["lm_head.weight"].name if spec.tie_embeddings else None
 
     @property
     def source(self) -> str:
@@ -178,6 +179,27 @@ class Checkpoint:
     def stored_name(self, name: str) -> str:
         """What the files call a tensor."""
         return self._sources[name][0]
+
+    def placement(self, name: str) -> tuple[str, Rows | None]:
+        """What the files call the tensor that holds this one, and which of its rows it is (None: all)."""
+        return self._sources[name]
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor of the files that holds this one."""
+        return self._store.info(self._sources[name][0]).shape
+
+    def unread(self) -> list[str]:
+        """The files' tensors that no canonical name means, but for a second copy of tied embeddings."""
+        used = {stored for stored, _ in self._sources.values()}
+        return sorted(set(self._store.names()) - used - {self._copy_of_embedding})
+
+    def read_stored(self, stored: str) -> Tensor:
+        """A whole tensor by the files' name, of any type, values unchecked."""
+        return self._store.read(stored)
+
+    def release_stored(self, stored: str) -> None:
+        """`release` by the files' name."""
+        self._store.release(stored)
 
     def called(self, name: str) -> str:
         """A tensor and where it is, for messages."""

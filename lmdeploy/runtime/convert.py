@@ -17,12 +17,12 @@ from lmdeploy.config import TurbomindEngineConfig
 from lmdeploy.errors import CapacityError, ConfigError, shorten
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.files import locate
+from lmdeploy.models.folders import free_bytes, in_one_go, meant_place
 from lmdeploy.models.packed import FORM, Packed, files_of, is_packed, own_names, source_file, write_packed
 from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.runtime.loading import Loading
 from lmdeploy.runtime.machine import Machine, read_machine
 from lmdeploy.runtime.memory_plan import PROCESS_BYTES, size
-from lmdeploy.runtime.swap import in_one_go
 from lmdeploy.text.chat_template import own_templates
 from lmdeploy.text.sources import WRITTEN_FILES, read_source, write_as_files
 from lmdeploy.turbomind.layout import ModelLayout, model_layout
@@ -51,7 +51,7 @@ def convert(
     machine, config = machine or read_machine(), config or TurbomindEngineConfig()
     if is_packed(path):
         raise ConfigError(f"{path} is in packed form already; every command takes it as it is")
-    target = _target(directory)
+    target = meant_place(directory)
     _check_place(path, target, force)
     checkpoint = open_checkpoint(path, config.model_format)
     try:
@@ -66,16 +66,6 @@ def convert(
     finally:
         checkpoint.close()
     return Converted(directory, layout.nbytes)
-
-
-def _target(directory: Path) -> Path:
-    """The place that is meant, without `..` and links on the way to it. ConfigError."""
-    if directory.is_symlink():
-        raise ConfigError(f"{directory} is a link to {os.readlink(directory)}; name the folder itself")
-    target = Path(os.path.realpath(directory))
-    if Path.cwd().is_relative_to(target):
-        raise ConfigError(f"{directory} is the current folder or above it; run this from another one")
-    return target
 
 
 def _check_place(path: Path, target: Path, force: bool) -> None:
@@ -117,17 +107,10 @@ def _check_memory(checkpoint: Checkpoint, layout: ModelLayout, machine: Machine)
 
 
 def _check_disk(texts: list[tuple[Path, Path]], weights: int, directory: Path) -> None:
-    parent = directory.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
     needed = weights + sum(source.stat().st_size for source, _ in texts) + (16 << 20)
-    total, _, free = shutil.disk_usage(parent)
-    if total == 0:
-        raise ConfigError(f"{directory} cannot be written: {parent} is no place for files")
+    free = free_bytes(directory)
     if needed > free:
-        raise CapacityError(
-            f"{directory} would take {size(needed)}, but {size(free)} are free on the disk of {parent}"
-        )
+        raise CapacityError(f"{directory} would take {size(needed)}, but {size(free)} are free on its disk")
 
 
 def _write(path: Path, checkpoint: Checkpoint, layout: ModelLayout, partial: Path, threads: int) -> None:

@@ -16,9 +16,9 @@ import pytest
 from lmdeploy.cli import smoke
 from lmdeploy.cli.main import main
 from lmdeploy.errors import ConfigError, ModelError
+from lmdeploy.models import folders
 from lmdeploy.models.packed import MANIFEST
 from lmdeploy.models.registry import open_checkpoint
-from lmdeploy.runtime import swap
 from lmdeploy.runtime.convert import convert
 
 
@@ -85,13 +85,13 @@ def test_files_of_others_are_never_deleted(model: Path, folder: Path, name: str,
 def test_files_that_come_while_it_runs_are_kept(
     model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = swap._locked
+    take = folders._locked
 
     def add(directory: Path) -> Any:
         (folder / "late.txt").write_text("precious")
         return take(directory)
 
-    monkeypatch.setattr(swap, "_locked", add)
+    monkeypatch.setattr(folders, "_locked", add)
     with pytest.raises(ConfigError, match=r"late\.txt"):
         convert(model, folder, force=True)
     assert (folder / "late.txt").read_text() == "precious"
@@ -171,7 +171,7 @@ def test_what_a_killed_process_left_is_removed_and_what_runs_is_not(model: Path,
 
 def test_the_old_folder_comes_back_after_a_kill_between_two_renames(model: Path, folder: Path) -> None:
     folder.rename(folder.parent / ".packed.abc.old")
-    with pytest.raises(RuntimeError, match="stop"), swap.in_one_go(folder, lambda: None):
+    with pytest.raises(RuntimeError, match="stop"), folders.in_one_go(folder, lambda: None):
         raise RuntimeError("stop")
     assert names(folder.parent) == ["packed"]
     assert open_checkpoint(folder).packed is not None

@@ -189,7 +189,12 @@ class Model:
         return path
 
 
-def llama(quantise: Callable[[str, int, int, int], tuple[Parts, Array] | None], vocab: int = VOCAB) -> Model:
+def llama(
+    quantise: Callable[[str, int, int, int], tuple[Parts, Array] | None],
+    vocab: int = VOCAB,
+    hidden: int = HIDDEN,
+    linears: dict[str, tuple[int, int]] = LINEARS,
+) -> Model:
     """A tiny Llama. `quantise(name, n, k, seed)` gives stored parts and values of a linear, or None: float16.
 
     Every linear has a bias.
@@ -201,14 +206,14 @@ def llama(quantise: Callable[[str, int, int, int], tuple[Parts, Array] | None], 
         values = rng.standard_normal(shape) * (1.2 * shape[-1] ** -0.5 if len(shape) > 1 else 0.2)
         return values.astype(ml_dtypes.bfloat16).astype(np.float16)
 
-    model.plain("model.embed_tokens.weight", half(vocab, HIDDEN))
-    model.plain("lm_head.weight", half(vocab, HIDDEN))
-    model.plain("model.norm.weight", half(HIDDEN) + np.float16(1))
+    model.plain("model.embed_tokens.weight", half(vocab, hidden))
+    model.plain("lm_head.weight", half(vocab, hidden))
+    model.plain("model.norm.weight", half(hidden) + np.float16(1))
     for i in range(LAYERS):
         p = f"model.layers.{i}."
-        model.plain(p + "input_layernorm.weight", half(HIDDEN) + np.float16(1))
-        model.plain(p + "post_attention_layernorm.weight", half(HIDDEN) + np.float16(1))
-        for number, (name, (n, k)) in enumerate(LINEARS.items()):
+        model.plain(p + "input_layernorm.weight", half(hidden) + np.float16(1))
+        model.plain(p + "post_attention_layernorm.weight", half(hidden) + np.float16(1))
+        for number, (name, (n, k)) in enumerate(linears.items()):
             model.plain(f"{p}{name}.bias", half(n))
             packed = quantise(p + name, n, k, 100 * i + number)
             if packed is None:

@@ -49,7 +49,7 @@ from lmdeploy.models.registry import open_checkpoint
             "quantization_config.sparsity_config.format is 'sparse-24-bitmask'",
         ),
         ({"quant_method": "mxfp4"}, "is of method 'mxfp4', which cannot be read (readable: awq, gptq"),
-        ({"quant_method": "smooth_quant"}, "is of method 'smooth_quant'"),
+        ({"quant_method": "smooth_quant", "quant_dtype": "float8_e5m2"}, "quant_dtype is 'float8_e5m2'"),
         ("int8", "is of method None"),
     ],
 )

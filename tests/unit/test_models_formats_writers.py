@@ -9,7 +9,7 @@ import pytest
 import quantised_hf as q
 from hf_schemes import read
 
-from lmdeploy.errors import ConfigError
+from lmdeploy.errors import ConfigError, ModelError
 from lmdeploy.models.formats.writers import WRITERS
 from lmdeploy.quant.scheme import WHOLE_ROW, WeightScheme
 from lmdeploy.quant.tensors import GroupedTensor
@@ -102,3 +102,24 @@ def test_modules_with_schemes_of_their_own() -> None:
     assert isinstance(back, GroupedTensor) and back.bits == 8
     assert np.array_equal(back.dequantize(), tensor.dequantize())
     assert config["ignore"] == ["lm_head"]
+
+
+def test_modules_of_gptq_with_options_of_their_own() -> None:
+    """`dynamic` takes patterns of whole names, as the package that defines it matches them."""
+    first, second = WeightScheme(4, 128, False), WeightScheme(8, 64, True)
+    writer = WRITERS["gptq_v2"]
+    config = writer.config({"a.0": first, "x": second, "lm_head": None})
+    assert config["dynamic"] == {"-:^lm_head$": {}, "+:^x$": {"bits": 8, "group_size": 64, "sym": True}}
+    tensor, _ = matrix(second, 64, 256)
+    back, info = read(config, writer.encode(tensor, True, F16))  # the module is "x"
+    assert info.bits == 8 and isinstance(back, GroupedTensor)
+    assert np.array_equal(back.dequantize(), tensor.dequantize())
+    with pytest.raises(ModelError, match=r"dynamic\.\+:y is no object"):
+        read({**config, "dynamic": {"+:y": 8}}, writer.encode(tensor, True, F16))
+
+
+def test_an_embedding_is_named_beside_linear_modules() -> None:
+    """Of its own kind, it is no target of `Linear`."""
+    scheme = WeightScheme(8, 128, True)
+    config = WRITERS["compressed-tensors"].config({"model.layers.0.x": scheme, "model.embed": scheme})
+    assert config["config_groups"]["group_0"]["targets"] == ["Linear", "model.embed"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from lmdeploy.errors import ModelError
 from lmdeploy.models.fields import shown
-from lmdeploy.models.formats import awq, compressed_tensors, fp8, gptq
+from lmdeploy.models.formats import awq, compressed_tensors, fp8, gptq, smooth_quant
 from lmdeploy.models.formats.module import Options, Scheme
 
 _SCHEMES: dict[str, Callable[[Options], Scheme]] = {
@@ -19,6 +19,7 @@ _SCHEMES: dict[str, Callable[[Options], Scheme]] = {
     "gptq": gptq.scheme,
     "compressed-tensors": compressed_tensors.scheme,
     "fp8": fp8.scheme,
+    "smooth_quant": smooth_quant.scheme,
 }
 QUANTISED_FORMATS = tuple(_SCHEMES)
 

@@ -11,7 +11,6 @@ w = (code - zero) * scale. Scales of activations are not used: activations keep 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lmdeploy.errors import ModelError
 from lmdeploy.models.fields import shown
 from lmdeploy.models.formats import fp8
 from lmdeploy.models.formats.gguf_blocks import TensorKind
@@ -27,6 +25,7 @@ from lmdeploy.models.formats.module import (
     FLOATS,
     ROUNDED_ZEROS,
     Array,
+    ByModule,
     Groups,
     Matrix,
     Module,
@@ -119,7 +118,7 @@ def _narrow(scales: Array) -> npt.NDArray[np.floating]:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Weights as int8, a scale per group, channel or matrix."""
+    """Weights as int8, a scale per group, channel or matrix: the first of `marks`."""
 
     symmetric: bool
     name: str = _NAME
@@ -134,11 +133,12 @@ class Bytes:
 
     def matrix(self, module: Module) -> Matrix:
         n, k = module.plane("weight", ("I8",))
-        module.check("weight_scale", FLOATS)
-        shape = module.headers["weight_scale"].shape
+        mark = self.marks[0]
+        module.check(mark, FLOATS)
+        shape = module.headers[mark].shape
         groups = shape[1] if len(shape) == 2 else 1
         if shape not in ((), (1,), (1, 1), (n,), (n, groups)) or not groups or k % groups:
-            raise module.fail("weight_scale", f"has shape {list(shape)}, which does not fit {[n, k]} weights")
+            raise module.fail(mark, f"has shape {list(shape)}, which does not fit {[n, k]} weights")
         if not self.symmetric or "weight_zero_point" in module.headers:
             module.check("weight_zero_point", ("I8",), shape)
         return Matrix((n, k), "int8" if self.symmetric else "int8_min", 8, k // groups)
@@ -162,72 +162,13 @@ class Bytes:
     def _scales(self, module: Module, parts: Mapping[str, Array], n: int) -> npt.NDArray[np.floating]:
         if "weight_zero_point" in parts:
             _check_symmetric(module, self.symmetric, parts["weight_zero_point"], 0)
-        return _narrow(self._each(parts["weight_scale"], n))
+        return _narrow(self._each(parts[self.marks[0]], n))
 
     @staticmethod
     def _each(values: Array, n: int) -> Array:
         """One for each channel and group: [n, groups]."""
         rows = values.reshape(1, 1) if values.size == 1 else values.reshape(n, -1)
         return np.ascontiguousarray(np.broadcast_to(rows, (n, rows.shape[1])))
-
-
-@dataclass(frozen=True, slots=True)
-class ByModule:
-    """A format for each module: groups of (targets, format), as the package that defines them applies them.
-
-    A module's own name as target goes before a pattern (`re:`), and that before its kind (`Linear`).
-    """
-
-    groups: tuple[tuple[tuple[str, ...], Scheme], ...]
-    name: str = _NAME
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(note for _, scheme in self.groups for note in scheme.notes))
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(mark for _, scheme in self.groups for mark in scheme.marks))
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(part for _, scheme in self.groups for part in scheme.parts))
-
-    @property
-    def order_part(self) -> str:
-        return next((scheme.order_part for _, scheme in self.groups if scheme.order_part), "")
-
-    def matrix(self, module: Module) -> Matrix:
-        return self._of(module).matrix(module)
-
-    def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
-        return self._of(module).read(module, parts)
-
-    def stored(self, module: Module, parts: Mapping[str, Array]) -> StoredMatrix | None:
-        return self._of(module).stored(module, parts)
-
-    def _of(self, module: Module) -> Scheme:
-        ranked = (
-            (_rank(target, module.name), scheme) for targets, scheme in self.groups for target in targets
-        )
-        rank, scheme = min(ranked, key=lambda one: one[0])
-        if rank == _NO_MATCH:
-            raise ModelError(
-                f"{module.source}: module {module.name!r} is quantised, but no target of config_groups fits."
-            )
-        return scheme
-
-
-_NO_MATCH = 3
-
-
-def _rank(target: str, module: str) -> int:
-    """How well a target of config_groups fits a module, 0: best."""
-    if target == module:
-        return 0
-    if target.startswith("re:"):
-        return 1 if re.match(target[3:], module) else _NO_MATCH
-    return 2 if target == "Linear" else _NO_MATCH
 
 
 def _check_symmetric(module: Module, symmetric: bool, zeros: Array, middle: int) -> None:
@@ -250,7 +191,7 @@ def scheme(options: Options) -> Scheme:
     groups = [(targets, _of_group(form, weights)) for targets, weights in _groups(options)]
     if len({scheme for _, scheme in groups}) == 1:
         return groups[0][1]
-    return ByModule(tuple(groups))
+    return ByModule(tuple(groups), _NAME)
 
 
 def _of_group(form: str, weights: Options) -> Scheme:
@@ -315,11 +256,13 @@ def encode_bytes(tensor: GroupedTensor, dtype: np.dtype[Any]) -> dict[str, Array
 
 
 def packed_config(groups: Mapping[WeightScheme, list[str]], kept: list[str]) -> dict[str, Any]:
-    """quantization_config for modules by scheme: the first stands for every module that is named nowhere."""
+    """quantization_config for modules by scheme: the first stands for every linear module that is named
+    nowhere. What is in no layer is always named: an embedding is not linear."""
     described = {}
     for i, (scheme, modules) in enumerate(groups.items()):
-        weights = _weights(scheme)
-        described[f"group_{i}"] = {"targets": ["Linear"] if i == 0 else modules, "weights": weights}
+        outside = [name for name in modules if not any(part.isdigit() for part in name.split("."))]
+        targets = ["Linear", *outside] if i == 0 else modules
+        described[f"group_{i}"] = {"targets": targets, "weights": _weights(scheme)}
     return _config(_PACKED, described, kept)
 
 

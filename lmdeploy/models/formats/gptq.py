@@ -11,6 +11,7 @@ codes are put in that order, which is given with the tensor, and no value change
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,12 @@ from lmdeploy.models.formats.module import (
     FLOATS,
     ROUNDED_ZEROS,
     Array,
+    ByModule,
     Groups,
     Matrix,
     Module,
     Options,
+    Scheme,
     channel_scales,
     order_of,
     pack,
@@ -130,8 +133,24 @@ def _check_version(module: Module, zero: int) -> None:
         )
 
 
-def scheme(options: Options) -> Gptq:
-    """ModelError for a variant that is not read."""
+def scheme(options: Options) -> Scheme:
+    """ModelError for a variant that is not read. `dynamic` gives modules options of their own: a pattern of
+    their names, after `+:`; after `-:` one of those that are not quantised, which the tensors show too."""
+    whole, dynamic = _scheme(options), options.part("dynamic")
+    if dynamic is None:
+        return whole
+    groups: list[tuple[tuple[str, ...], Scheme]] = []
+    for pattern in dynamic.values:
+        own = dynamic.part(pattern)
+        if own is None:
+            raise dynamic.fail(pattern, "is no object")
+        if not pattern.startswith("-:"):
+            merged = Options({**options.values, **own.values}, own.source, own.prefix)
+            groups.append(((f"re:{pattern.removeprefix('+:')}",), _scheme(merged)))
+    return ByModule((*groups, (("Linear",), whole)), whole.name) if groups else whole
+
+
+def _scheme(options: Options) -> Gptq:
     bits = options.one_of("bits", (4, 8))
     symmetric = options.one_of("sym", (True, False), True)
     form = options.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
@@ -160,13 +179,24 @@ def encode(tensor: GroupedTensor, dtype: np.dtype[Any], version: int) -> dict[st
     }
 
 
-def config(scheme: WeightScheme, version: int) -> dict[str, Any]:
-    """quantization_config."""
+def config(groups: Mapping[WeightScheme, list[str]], kept: list[str], version: int) -> dict[str, Any]:
+    """quantization_config for modules by scheme: the first stands for every module that `dynamic` does not
+    name; kept: modules that are not quantised."""
+    (scheme, _), *others = groups.items()
+    dynamic: dict[str, Any] = {f"-:{_named(module)}": {} for module in kept}
+    dynamic |= {f"+:{_named(module)}": _options(other) for other, modules in others for module in modules}
     return {
         "quant_method": "gptq",
         "checkpoint_format": "gptq" if version == 1 else "gptq_v2",
-        "bits": scheme.bits,
-        "group_size": scheme.group_size,
-        "sym": scheme.symmetric,
+        **_options(scheme),
         "desc_act": False,
+        **({"dynamic": dynamic} if dynamic else {}),
     }
+
+
+def _options(scheme: WeightScheme) -> dict[str, Any]:
+    return {"bits": scheme.bits, "group_size": scheme.group_size, "sym": scheme.symmetric}
+
+
+def _named(module: str) -> str:
+    return f"^{re.escape(module)}$"

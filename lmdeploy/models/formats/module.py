@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -133,6 +134,65 @@ class Scheme(Protocol):
 
     def stored(self, module: Module, parts: Mapping[str, Array]) -> StoredMatrix | None:
         """The same with its codes as they are stored, or None. ModelError as `read`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByModule:
+    """A format for each module: groups of (targets, format), as the package that defines them applies them.
+
+    A module's own name as target goes before a pattern (`re:`), and that before its kind (`Linear`).
+    """
+
+    groups: tuple[tuple[tuple[str, ...], Scheme], ...]
+    name: str
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(note for _, scheme in self.groups for note in scheme.notes))
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(mark for _, scheme in self.groups for mark in scheme.marks))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(part for _, scheme in self.groups for part in scheme.parts))
+
+    @property
+    def order_part(self) -> str:
+        return next((scheme.order_part for _, scheme in self.groups if scheme.order_part), "")
+
+    def matrix(self, module: Module) -> Matrix:
+        return self._of(module).matrix(module)
+
+    def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
+        return self._of(module).read(module, parts)
+
+    def stored(self, module: Module, parts: Mapping[str, Array]) -> StoredMatrix | None:
+        return self._of(module).stored(module, parts)
+
+    def _of(self, module: Module) -> Scheme:
+        ranked = (
+            (_rank(target, module.name), scheme) for targets, scheme in self.groups for target in targets
+        )
+        rank, scheme = min(ranked, key=lambda one: one[0])
+        if rank == _NO_MATCH:
+            raise ModelError(
+                f"{module.source}: module {module.name!r} is quantised, but no target of config_groups fits."
+            )
+        return scheme
+
+
+_NO_MATCH = 3
+
+
+def _rank(target: str, module: str) -> int:
+    """How well a target of config_groups fits a module, 0: best."""
+    if target == module:
+        return 0
+    if target.startswith("re:"):
+        return 1 if re.match(target[3:], module) else _NO_MATCH
+    return 2 if target == "Linear" else _NO_MATCH
 
 
 def unpack(words: Array, bits: int) -> npt.NDArray[np.uint8]:

@@ -30,6 +30,10 @@ class Writer(Protocol):
     def mixed(self) -> bool:
         """Whether matrices of one model may have different schemes."""
 
+    @property
+    def outside(self) -> bool:
+        """Whether matrices in no layer can be written: embedding and output matrix."""
+
     def refusal(self, scheme: WeightScheme, shape: tuple[int, int]) -> str | None:
         """Why a matrix [N, K] cannot be written so, None when it can."""
 
@@ -46,6 +50,7 @@ class AwqWriter:
 
     name: str = "awq"
     mixed: bool = False
+    outside: bool = False
 
     def refusal(self, scheme: WeightScheme, shape: tuple[int, int]) -> str | None:
         if scheme.bits != 4:
@@ -67,7 +72,8 @@ class GptqWriter:
     """
 
     version: int
-    mixed: bool = False
+    mixed: bool = True
+    outside: bool = False
 
     @property
     def name(self) -> str:
@@ -86,7 +92,7 @@ class GptqWriter:
         return gptq.encode(tensor, dtype, self.version)
 
     def config(self, schemes: Schemes) -> dict[str, Any]:
-        return gptq.config(only_scheme(schemes), self.version)
+        return gptq.config(by_scheme(schemes), kept(schemes), self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,7 @@ class PackedWriter:
 
     name: str = "compressed-tensors"
     mixed: bool = True
+    outside: bool = True
 
     def refusal(self, scheme: WeightScheme, shape: tuple[int, int]) -> str | None:
         per_word = 32 // scheme.bits
@@ -113,6 +120,7 @@ class BytesWriter:
 
     name: str = "w8a8"
     mixed: bool = False
+    outside: bool = False
 
     def refusal(self, scheme: WeightScheme, shape: tuple[int, int]) -> str | None:
         return None if scheme.bits == 8 and scheme.symmetric else "holds 8 symmetric bits only"

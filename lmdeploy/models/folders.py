@@ -1,4 +1,4 @@
-"""A folder that appears complete or not at all, and takes the place of another.
+"""A folder to write: which place is meant, and how it appears there, complete or not at all.
 
 It is made beside its place under another name, `.NAME.*.partial`, and renamed; what was there is
 `.NAME.*.old` meanwhile. Every such folder is locked by the process that makes it, so what a killed process
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lmdeploy.errors import ConfigError
+
 
 @contextmanager
 def in_one_go(target: Path, check: Callable[[], None]) -> Iterator[Path]:
@@ -28,24 +30,45 @@ def in_one_go(target: Path, check: Callable[[], None]) -> Iterator[Path]:
             _clear(target)
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
         held = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
-        _flock(held)
+        lock(held)
     try:
         partial.chmod(0o777 & ~_umask())
         yield partial
         with _locked(target.parent):
             check()
-            _take_place(partial, target)
+            take_place(partial, target, partial.with_suffix(".old"))
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         os.close(held)
 
 
-def _take_place(partial: Path, target: Path) -> None:
-    """What is at `target` goes, or is back in its place when that fails."""
+def meant_place(directory: Path) -> Path:
+    """The place that is meant, without `..` and links on the way to it. ConfigError where none can be
+    written."""
+    if directory.is_symlink():
+        raise ConfigError(f"{directory} is a link to {os.readlink(directory)}; name the folder itself")
+    target = Path(os.path.realpath(directory))
+    if Path.cwd().is_relative_to(target):
+        raise ConfigError(f"{directory} is the current folder or above it; run this from another one")
+    return target
+
+
+def free_bytes(directory: Path) -> int:
+    """On the disk where `directory` is, or will be. ConfigError where nothing can be written."""
+    parent = directory.absolute()
+    while not parent.exists():
+        parent = parent.parent
+    total, _, free = shutil.disk_usage(parent)
+    if total == 0:
+        raise ConfigError(f"{directory} cannot be written: {parent} is no place for files")
+    return free
+
+
+def take_place(partial: Path, target: Path, old: Path) -> None:
+    """What is at `target` goes (by way of `old`), or is back in its place when that fails."""
     if not target.exists():
         partial.rename(target)
         return
-    old = partial.with_suffix(".old")
     target.rename(old)
     try:
         partial.rename(target)
@@ -82,12 +105,13 @@ def _locked(directory: Path) -> Iterator[bool]:
     """Waits for others that hold the lock. False where the file system knows no locks. OSError."""
     held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield _flock(held)
+        yield lock(held)
     finally:
         os.close(held)
 
 
-def _flock(held: int) -> bool:
+def lock(held: int) -> bool:
+    """Wait for the lock of an open folder. False where the file system knows no locks."""
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
     except OSError:

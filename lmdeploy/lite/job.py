@@ -1,0 +1,286 @@
+"""One quantisation from a model's directory to a new one: checks, the walk, the export.
+
+Owns what makes two runs the same job, and the order in which things are refused: before anything is computed.
+Knows no flag and no terminal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lmdeploy import __version__
+from lmdeploy.errors import ConfigError
+from lmdeploy.lite.export import Export, Schemes, files_beside, result_bytes
+from lmdeploy.lite.methods import quantiser
+from lmdeploy.lite.mixed import mixed_schemes
+from lmdeploy.lite.problem import LinearReport
+from lmdeploy.lite.recipe import Recipe
+from lmdeploy.lite.shards import FLOATS
+from lmdeploy.lite.walk import Walk
+from lmdeploy.lite.workspace import Workspace, write_json
+from lmdeploy.models.checkpoint import Checkpoint
+from lmdeploy.models.files import locate, read_json
+from lmdeploy.models.formats.writers import WRITERS, Writer
+from lmdeploy.models.packed import is_packed
+from lmdeploy.models.registry import open_checkpoint
+from lmdeploy.quant.scheme import WHOLE_ROW, WeightScheme
+
+Tell = Callable[[str, int, int], None]
+Windows = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """windows: token ids of each. described: what they were made of, as JSON values."""
+
+    windows: Windows = ()
+    described: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where the result goes and how it is written. dtype: a name in `shards.FLOATS`, None: the source's."""
+
+    directory: Path
+    format: str = "awq"
+    dtype: str | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """layers: of each the matrices, and notes. bits_per_weight: over all quantised matrices. sizes: bytes of
+    weight files, before and after. resumed: whether some layers were there from an earlier run."""
+
+    directory: Path
+    layers: tuple[tuple[list[LinearReport], list[str]], ...]
+    bits_per_weight: float
+    source_bytes: int
+    bytes: int
+    notes: tuple[str, ...]
+    resumed: bool
+
+
+def check_device(device: str) -> None:
+    """ConfigError when torch cannot compute there."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no CUDA card here; leave it out to compute on the CPU")
+
+
+@contextmanager
+def opened(source: Path) -> Iterator[Checkpoint]:
+    """The model to compress. ConfigError when its weights are not plain floats of a directory."""
+    if is_packed(source):
+        raise ConfigError(f"{source} is in packed form; give the model's own directory")
+    if locate(source).format == "gguf":
+        raise ConfigError(
+            f"{source} is a GGUF file; quantising starts from a Hugging Face directory with float weights"
+        )
+    checkpoint = open_checkpoint(source)
+    try:
+        if checkpoint.model_format != "hf":
+            raise ConfigError(
+                f"{source} is quantised already ({checkpoint.model_format}); give the original model"
+            )
+        yield checkpoint
+    finally:
+        checkpoint.close()
+
+
+def quantise_model(
+    source: Path,
+    recipe: Recipe,
+    calibration: Calibration,
+    output: Output,
+    tell: Tell,
+    device: str = "cpu",
+    at_once: int = 1,
+) -> Done:
+    """Write the quantised model. ConfigError, CapacityError, ModelError: then nothing is left of it.
+
+    tell, device, at_once: as `Walk` takes them.
+    """
+    with opened(source) as checkpoint:
+        writer, dtype = WRITERS[output.format], FLOATS[output.dtype] if output.dtype else None
+        check_format(recipe, writer)
+        schemes, notes = even_schemes(checkpoint, recipe, writer)
+        job = _job(checkpoint, recipe, calibration, output)
+        with Workspace(output.directory, job, force=output.force) as workspace:
+            workspace.check_space(_space(checkpoint, schemes, calibration.windows, source, dtype))
+            if recipe.keep or recipe.target_bpw is not None:
+                settle = _Settle(checkpoint, recipe, writer, workspace.work, tell)
+                schemes, line = settle.schemes(schemes, calibration.windows)
+                notes.append(line)
+            export = Export(checkpoint, workspace.partial, writer, schemes, dtype)
+            walk = Walk(checkpoint, calibration.windows, workspace.work, tell, device=device, at_once=at_once)
+            walk.run(quantiser(recipe), schemes, export)
+            layers = tuple(export.reports())
+            export.finish(source)
+            done = Done(
+                output.directory,
+                layers,
+                _bits(checkpoint, schemes),
+                sum(checkpoint.info(name).file_bytes for name in checkpoint.names()),
+                sum(file.stat().st_size for file in workspace.partial.glob("*.safetensors")),
+                (*checkpoint.notes, *notes),
+                workspace.resumed,
+            )
+            workspace.finish(
+                {
+                    **job,
+                    "bits_per_weight": done.bits_per_weight,
+                    "notes": done.notes,
+                    "layers": _saved(layers),
+                }
+            )
+    return done
+
+
+def check_format(recipe: Recipe, writer: Writer) -> None:
+    """ConfigError when the format cannot hold what the recipe may lead to."""
+    several = recipe.target_bpw is not None or (recipe.keep > 0 and recipe.keep_bits == 8)
+    if several and not writer.mixed:
+        names = " or ".join(name for name, one in WRITERS.items() if one.mixed)
+        raise ConfigError(
+            f"the format {writer.name} holds matrices of one kind; mixed precision needs the format {names}"
+        )
+
+
+def even_schemes(
+    checkpoint: Checkpoint, recipe: Recipe, writer: Writer
+) -> tuple[dict[str, WeightScheme | None], list[str]]:
+    """The recipe's for every matrix of every layer; what the format cannot hold stays as it is. And what is
+    to be said."""
+    spec, schemes = checkpoint.spec, dict[str, WeightScheme | None]()
+    for layer in range(len(spec.layers)):
+        schemes.update({linear.name: recipe.scheme for linear in spec.linears(layer)})
+    notes = _shorter_groups(checkpoint, schemes)
+    refused: dict[str, list[str]] = {}
+    for name, scheme in schemes.items():
+        reason = None if scheme is None else writer.refusal(scheme, _stored_shape(checkpoint, name))
+        if reason is not None:
+            refused.setdefault(reason, []).append(name)
+    for reason, names in refused.items():
+        notes.append(f"{writer.name} {reason}: {_some(names)} stay as they are")
+        schemes.update(dict.fromkeys(names))
+    if not any(schemes.values()):
+        raise ConfigError(
+            f"no matrix can be written in the format {writer.name}, which {next(iter(refused))}"
+        )
+    if not spec.tie_embeddings:
+        schemes["lm_head"] = None
+    return schemes, notes
+
+
+@dataclass(frozen=True, slots=True)
+class _Settle:
+    """Mixed precision, measured once: a run that goes on finds what was settled."""
+
+    checkpoint: Checkpoint
+    recipe: Recipe
+    writer: Writer
+    folder: Path
+    tell: Tell
+
+    def schemes(
+        self, even: dict[str, WeightScheme | None], windows: Windows
+    ) -> tuple[dict[str, WeightScheme | None], str]:
+        path = self.folder / "schemes.json"
+        if not path.exists():
+            chosen, line = mixed_schemes(self.checkpoint, windows, self.recipe, even, self._holds, self.tell)
+            saved = {name: None if s is None else asdict(s) for name, s in self._agreed(chosen).items()}
+            write_json(path, {"schemes": saved, "line": line})
+        value = read_json(path)
+        return {n: None if s is None else WeightScheme(**s) for n, s in value["schemes"].items()}, value[
+            "line"
+        ]
+
+    def _holds(self, name: str, scheme: WeightScheme) -> bool:
+        return self.writer.refusal(scheme, _stored_shape(self.checkpoint, name)) is None
+
+    def _agreed(self, schemes: Schemes) -> Schemes:
+        """Matrices that the files store as one get the scheme of fewest bits among theirs."""
+        least: dict[str, tuple[float, WeightScheme | None]] = {}
+        for name, scheme in schemes.items():
+            inputs = self.checkpoint.info(f"{name}.weight").shape[1]
+            bits = 16.0 if scheme is None else scheme.bits_per_weight(inputs)
+            stored = self.checkpoint.stored_name(f"{name}.weight")
+            if stored not in least or bits < least[stored][0]:
+                least[stored] = bits, scheme
+        return {name: least[self.checkpoint.stored_name(f"{name}.weight")][1] for name in schemes}
+
+
+def _stored_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+    """Of the matrix that the files hold, which may be several of ours."""
+    n, k = checkpoint.stored_shape(f"{name}.weight")
+    return n, k
+
+
+def _shorter_groups(checkpoint: Checkpoint, schemes: Schemes) -> list[str]:
+    uneven: dict[int, int] = {}
+    for name, scheme in schemes.items():
+        inputs = checkpoint.info(f"{name}.weight").shape[1]
+        if scheme is not None and scheme.group_size != WHOLE_ROW and inputs % scheme.group_size:
+            uneven[inputs] = scheme.group_size
+    return [
+        f"{inputs} inputs are no multiple of {group}: the last group of each channel holds"
+        f" {inputs % group if inputs > group else inputs}; readers that want whole groups refuse such files"
+        for inputs, group in uneven.items()
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+
+def _space(
+    checkpoint: Checkpoint, schemes: Schemes, windows: Windows, source: Path, dtype: np.dtype[Any] | None
+) -> int:
+    """Bytes on disk while the result is made: it, what comes along, hidden states of two layers."""
+    states = 2 * 4 * checkpoint.spec.hidden_size * sum(len(ids) for ids in windows)
+    beside = sum(file.stat().st_size for file, _ in files_beside(source))
+    return result_bytes(checkpoint, schemes, dtype) + states + beside
+
+
+def source_of(checkpoint: Checkpoint, calibration: Calibration) -> dict[str, Any]:
+    """Model and text, as far as they decide a result."""
+    digest = hashlib.sha256()
+    for ids in calibration.windows:
+        digest.update(np.asarray(ids, np.int64).tobytes() + b";")
+    files = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in checkpoint.files}
+    return {
+        "lmdeploy": __version__,
+        "source": {"path": checkpoint.source, "files": files},
+        "data": {**calibration.described, "ids": digest.hexdigest()},
+    }
+
+
+def _job(checkpoint: Checkpoint, recipe: Recipe, calibration: Calibration, output: Output) -> dict[str, Any]:
+    return {
+        **source_of(checkpoint, calibration),
+        "recipe": asdict(recipe),
+        "format": output.format,
+        "dtype": output.dtype,
+    }
+
+
+def _bits(checkpoint: Checkpoint, schemes: Schemes) -> float:
+    """Mean over all weights that are quantised."""
+    bits, values = 0.0, 0
+    for name, scheme in schemes.items():
+        if scheme is not None:
+            n, k = checkpoint.info(f"{name}.weight").shape
+            bits, values = bits + n * k * scheme.bits_per_weight(k), values + n * k
+    return bits / values
+
+
+def _saved(layers: Sequence[tuple[list[LinearReport], list[str]]]) -> list[dict[str, Any]]:
+    return [{"matrices": [asdict(one) for one in linears], "notes": notes} for linears, notes in layers]
