@@ -171,6 +171,21 @@ def test_an_unknown_name() -> None:
     assert "\n" not in e.value.message
 
 
+@pytest.mark.parametrize(
+    "name", ["x" * 5000, "~nobody-here/a.txt", "a\0b", "no/such/dir/", "http://host/a.jsonl"]
+)
+def test_names_that_no_file_has(name: str) -> None:
+    with pytest.raises(ConfigError, match="no such file or folder") as error:
+        windows(name, samples=1)
+    assert len(error.value.message) < 600 and "\n" not in error.value.message
+
+
+def test_a_path_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    letters(tmp_path / "a, b.txt", "a")
+    assert windows("~/a, b.txt:2,builtin-code:2", samples=4).description["parts"][0]["windows"] == 2
+
+
 def test_the_mixture_is_of_all_domains_and_a_domain_alone_can_be_asked_for() -> None:
     found = windows(None, samples=40)
     assert {p["name"]: p["windows"] for p in found.description["parts"]} == {

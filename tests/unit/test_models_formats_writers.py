@@ -119,7 +119,11 @@ def test_modules_of_gptq_with_options_of_their_own() -> None:
 
 
 def test_an_embedding_is_named_beside_linear_modules() -> None:
-    """Of its own kind, it is no target of `Linear`."""
-    scheme = WeightScheme(8, 128, True)
-    config = WRITERS["compressed-tensors"].config({"model.layers.0.x": scheme, "model.embed": scheme})
+    """Of its own kind, it is no target of `Linear`; the output matrix is, quantised or not."""
+    scheme, writer = WeightScheme(8, 128, True), WRITERS["compressed-tensors"]
+    config = writer.config({"model.layers.0.x": scheme, "model.embed": scheme})
     assert config["config_groups"]["group_0"]["targets"] == ["Linear", "model.embed"]
+    assert config["ignore"] == ["lm_head"]
+    config = writer.config({"model.layers.0.x": scheme, "lm_head": scheme})
+    assert config["config_groups"]["group_0"]["targets"] == ["Linear", "lm_head"]
+    assert config["ignore"] == []

@@ -25,6 +25,7 @@ DOMAINS = ("english", "chinese", "code", "arithmetic")
 NAME = "builtin"
 SHARES = {"english": 0.45, "chinese": 0.2, "code": 0.25, "arithmetic": 0.1}
 _TEXTS = Path(__file__).with_name("texts.json.gz")
+_MODERN = Path(__file__).with_name("modern_chinese.txt")
 _MODULES = (  # noqa: SIM905 - in the standard library of every supported version
     """
     argparse.py ast.py asyncio/base_events.py asyncio/queues.py base64.py bisect.py bz2.py
@@ -58,7 +59,11 @@ def calibration(domain: str) -> list[Document]:
     if domain == "arithmetic":
         stream = items(_ARITHMETIC_SEED, held_out=False)
         return [_as_messages(list(itertools.islice(stream, 2))) for _ in range(_CALIBRATION_TEXTS)]
-    more: dict[str, Callable[[], list[Document]]] = {"english": _topics, "code": _standard_library}
+    more: dict[str, Callable[[], list[Document]]] = {
+        "english": _topics,
+        "chinese": _modern_chinese,
+        "code": _standard_library,
+    }
     return [*_texts()[domain]["calibration"], *more.get(domain, list)()]
 
 
@@ -66,6 +71,11 @@ def calibration(domain: str) -> list[Document]:
 def _texts() -> dict[str, dict[str, list[str]]]:
     texts: dict[str, dict[str, list[str]]] = json.loads(gzip.decompress(_TEXTS.read_bytes()))
     return texts
+
+
+def _modern_chinese() -> list[Document]:
+    """Prose of today, which no text of the other file is."""
+    return [*_MODERN.read_text("utf-8").split("\n\n")]
 
 
 def _topics() -> list[Document]:

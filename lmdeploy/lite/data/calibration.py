@@ -9,6 +9,7 @@ sources, come in an order that follows from the seed alone.
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lmdeploy.errors import ConfigError, RequestError
+from lmdeploy.errors import ConfigError, RequestError, shorten
 from lmdeploy.lite.data import builtin, files, known
 from lmdeploy.lite.data.records import Document
-from lmdeploy.lite.data.source import Part, parse_source
+from lmdeploy.lite.data.source import Part, parse_source, path_exists
 from lmdeploy.text.chat_template import ChatTemplate
 from lmdeploy.text.tokenizer import Tokenizer
 
@@ -102,15 +103,15 @@ def _parts(source: str | None) -> tuple[Part, ...]:
 
 def _documents(name: str, room: int, notes: files.Notes, download_dir: str | None) -> list[Document]:
     domain = name.removeprefix(f"{builtin.NAME}-")
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if domain in builtin.DOMAINS and domain != name:
         return builtin.calibration(domain)
-    if name in known.SETS and not path.exists():
+    if name in known.SETS and not path_exists(name):
         return known.read(name, room, notes, download_dir)
-    if not path.exists():
+    if not path_exists(name):
+        names = ", ".join((*known.SETS, builtin.NAME, *(f"{builtin.NAME}-{d}" for d in builtin.DOMAINS)))
         raise ConfigError(
-            f"--calib-dataset {name}: no such file or folder, and not a known name ({', '.join(known.SETS)},"
-            f" {builtin.NAME}, {', '.join(f'{builtin.NAME}-{d}' for d in builtin.DOMAINS)})."
+            f"--calib-dataset {shorten(name)}: no such file or folder, and not a known name ({names})."
         )
     return files.read(path, room, notes)
 

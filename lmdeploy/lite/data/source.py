@@ -23,7 +23,12 @@ class Part:
     weight: float
 
 
-def parse_source(text: str, exists: Callable[[str], bool] = os.path.exists) -> tuple[Part, ...]:
+def path_exists(name: str) -> bool:
+    """Also for a name with ~, and for one that no path can have."""
+    return os.path.exists(os.path.expanduser(name))
+
+
+def parse_source(text: str, exists: Callable[[str], bool] = path_exists) -> tuple[Part, ...]:
     """`a.jsonl:0.7,b.txt:0.3`; without a number a part counts as 1.
 
     The longest piece between commas that is an existing path is one part, so commas and colons in file names

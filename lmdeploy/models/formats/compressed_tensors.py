@@ -41,6 +41,7 @@ from lmdeploy.quant.scheme import WHOLE_ROW, WeightScheme
 from lmdeploy.quant.tensors import GroupedTensor, StoredMatrix, Tensor
 
 _NAME = "compressed-tensors"
+_HEAD = "lm_head"  # as most readers call the output matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +282,12 @@ def _weights(scheme: WeightScheme) -> dict[str, Any]:
 
 
 def _config(form: str, groups: dict[str, Any], kept: list[str]) -> dict[str, Any]:
+    """Readers build an output matrix for tied models too, which `Linear` would mean: it is always named."""
+    named = {target for group in groups.values() for target in group["targets"]} | {*kept}
     return {
         "quant_method": _NAME,
         "format": form,
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": kept,
+        "ignore": kept if _HEAD in named else [*kept, _HEAD],
     }
