@@ -13,7 +13,7 @@ from family_models import bfloat16, config_of, tiny, write_hf
 from lmdeploy.lite.methods import FEWEST_TOKENS, quantiser
 from lmdeploy.lite.problem import LayerProblem, LayerResult
 from lmdeploy.lite.recipe import Method, Recipe
-from lmdeploy.lite.walk import Walk, as_weights
+from lmdeploy.lite.walk import Walk
 from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.quant.scheme import WHOLE_ROW, WeightScheme
 from lmdeploy.quant.tensors import GroupedTensor
@@ -28,11 +28,22 @@ class Kept:
     def __init__(self) -> None:
         self.results: list[LayerResult] = []
 
-    def finished(self, layer: int) -> None:
-        return None
+    def finished(self, layer: int) -> bool:
+        return False
 
     def put(self, layer: int, result: LayerResult) -> None:
         self.results.append(result)
+
+    def as_read(self, layer: int, result: LayerResult) -> dict[str, np.ndarray]:
+        return {name: weight.numpy() for name, weight in as_weights(result).items()}
+
+
+def as_weights(result: LayerResult) -> dict[str, torch.Tensor]:
+    """float32, what the quantised layer computes with."""
+    return {
+        name: torch.from_numpy(tensor.dequantize() if isinstance(tensor, GroupedTensor) else tensor)
+        for name, tensor in result.tensors.items()
+    }
 
 
 def problems(name: str, folder: Path, scheme: WeightScheme = SCHEME) -> list[LayerProblem]:
