@@ -64,6 +64,7 @@ CUDA_VISIBLE_DEVICES = Variable(
     "CUDA_VISIBLE_DEVICES", "cards the PyTorch engine may use, by number or id; the first one computes"
 )
 CUDA_HOME = Variable("CUDA_HOME", "CUDA toolkit; only reported by `lmdeploy check_env`")
+OPENAI_API_KEY = Variable("OPENAI_API_KEY", "key for the endpoint of `lmdeploy lite eval --judge`")
 SSL_KEYFILE = Variable("SSL_KEYFILE", "private key file for `lmdeploy serve api_server --ssl`")
 SSL_CERTFILE = Variable("SSL_CERTFILE", "certificate file for `lmdeploy serve api_server --ssl`")
 
@@ -75,6 +76,7 @@ VARIABLES = (
     HF_TOKEN,
     XDG_CACHE_HOME,
     USE_MODELSCOPE,
+    OPENAI_API_KEY,
     SSL_KEYFILE,
     SSL_CERTFILE,
     CUDA_VISIBLE_DEVICES,

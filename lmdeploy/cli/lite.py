@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmdeploy.cli import lite_eval
 from lmdeploy.cli.lite_progress import Progress
 from lmdeploy.cli.signals import ended_by_signals
 from lmdeploy.errors import ConfigError
@@ -65,6 +66,7 @@ def add_parser(subparsers: Any) -> None:
             parser.add_argument("--quant-dtype", default="int8", metavar="TYPE", help="int8")
         if name != "calibrate":
             _add_output_flags(parser, name)
+    lite_eval.add_parser(commands)
 
 
 def _add_common_flags(parser: argparse.ArgumentParser) -> None:
@@ -111,6 +113,13 @@ def _add_scheme_flags(parser: argparse.ArgumentParser, name: str) -> None:
     add("--damping", type=float, default=0.01, metavar="X", help="gptq: share of the mean added (0.01)")
     add("--target-bpw", type=float, metavar="X", help="mean bits per weight, shared out by sensitivity")
     add("--keep", type=int, default=0, metavar="N", help="so many most sensitive layers get more bits")
+    add(
+        "--head-bits",
+        type=int,
+        choices=(8, 16),
+        default=16,
+        help="of embedding and output matrix (default: 16, as they are)",
+    )
     add("--keep-bits", type=int, choices=(8, 16), default=8, help="bits of those layers (default: 8)")
 
 
@@ -134,6 +143,7 @@ def _add_output_flags(parser: argparse.ArgumentParser, name: str) -> None:
         help=f"of the files (default: {_DEFAULT_FORMATS[name]})",
     )
     add("--no-report", action="store_true", help="end without measuring the result")
+    lite_eval.add_eval_flags(parser.add_argument_group("the report at the end"))
     add(
         "--dtype",
         choices=("auto", "float16", "bfloat16"),
@@ -149,6 +159,9 @@ def default_method(command: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Run one of the commands."""
+    if args.lite_command == "eval":
+        with ended_by_signals():
+            return lite_eval.run(args)
     _refuse_absent(args)
     _check_packages()
     with ended_by_signals():
@@ -179,6 +192,7 @@ def _quantise(args: argparse.Namespace) -> int:
             args.batch_size,
         )
     _say_done(done, recipe, time.monotonic() - begin)
+    lite_eval.conclude(args, source, done.directory)
     return 0
 
 
@@ -223,13 +237,16 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
         keep=args.keep,
         keep_bits=args.keep_bits,
         target_bpw=args.target_bpw,
+        head_bits=args.head_bits,
     )
 
 
 def _format(args: argparse.Namespace) -> str:
     if args.format is not None:
         return str(args.format)
-    mixed = args.lite_command != "smooth_quant" and (args.target_bpw is not None or args.keep > 0)
+    mixed = args.lite_command != "smooth_quant" and (
+        args.target_bpw is not None or args.keep > 0 or args.head_bits == 8
+    )
     if mixed or args.lite_command != "auto_gptq":
         return _MIXED if mixed else _FORMATS[args.lite_command][0]
     return "gptq" if args.w_sym else "gptq_v2"  # version 1 has no zero point of 0

@@ -73,11 +73,14 @@ class Export:
         read = [read_json(self._report(layer)) for layer in range(self._layers)]
         return [([LinearReport(**one) for one in r["linears"]], r["notes"]) for r in read]
 
-    def finish(self, source: Path) -> None:
-        """All that belongs to no layer, the index, config.json, and the other files of folder `source`."""
+    def finish(self, source: Path, outside: LayerResult) -> None:
+        """All that belongs to no layer, the index, config.json, and the other files of folder `source`.
+
+        outside: by canonical name, what of that was quantised.
+        """
         names = [n for n in self._checkpoint.names() if not n.startswith("layers.")]
         stored = self._stored(names) | {name: [] for name in self._checkpoint.unread()}
-        self._write(self._shard(0), stored, LayerResult({}))
+        self._write(self._shard(0), stored, outside)
         placed = {
             name: (shard.name, nbytes)
             for shard in (self._shard(i) for i in range(self._layers + 1))

@@ -56,9 +56,10 @@ def _inverse_factor(gram: torch.Tensor) -> torch.Tensor:
     In float64; damping grows tenfold until the factor exists.
     """
     wide = gram.double()
+    even = torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
     for power in range(6):
         extra = (10.0**power - 1) * 1e-3 * wide.diagonal().mean()
-        factor, failed = torch.linalg.cholesky_ex(wide + extra * torch.eye(len(wide), dtype=wide.dtype))
+        factor, failed = torch.linalg.cholesky_ex(wide + extra * even)
         if not failed:
             break
     inverse = torch.cholesky_inverse(factor)

@@ -21,6 +21,7 @@ from lmdeploy.errors import ConfigError
 from lmdeploy.lite.export import Export, Schemes, files_beside, result_bytes
 from lmdeploy.lite.methods import quantiser
 from lmdeploy.lite.mixed import mixed_schemes
+from lmdeploy.lite.outside import outside_result, outside_schemes
 from lmdeploy.lite.problem import LinearReport
 from lmdeploy.lite.recipe import Recipe
 from lmdeploy.lite.shards import FLOATS
@@ -112,18 +113,23 @@ def quantise_model(
         writer, dtype = WRITERS[output.format], FLOATS[output.dtype] if output.dtype else None
         check_format(recipe, writer)
         schemes, notes = even_schemes(checkpoint, recipe, writer)
+        outside = outside_schemes(checkpoint.spec, writer) if recipe.head_bits == 8 else {}
         job = _job(checkpoint, recipe, calibration, output)
         with Workspace(output.directory, job, force=output.force) as workspace:
-            workspace.check_space(_space(checkpoint, schemes, calibration.windows, source, dtype))
+            planned = schemes | outside
+            workspace.check_space(_space(checkpoint, planned, calibration.windows, source, dtype))
             if recipe.keep or recipe.target_bpw is not None:
                 settle = _Settle(checkpoint, recipe, writer, workspace.work, tell)
                 schemes, line = settle.schemes(schemes, calibration.windows)
                 notes.append(line)
+            schemes |= outside
             export = Export(checkpoint, workspace.partial, writer, schemes, dtype)
             walk = Walk(checkpoint, calibration.windows, workspace.work, tell, device=device, at_once=at_once)
             walk.run(quantiser(recipe), schemes, export)
             layers = tuple(export.reports())
-            export.finish(source)
+            rounded = outside_result(checkpoint, outside)
+            notes.extend(_outside_note(one, checkpoint) for one in rounded.linears)
+            export.finish(source, rounded)
             done = Done(
                 output.directory,
                 layers,
@@ -142,6 +148,13 @@ def quantise_model(
                 }
             )
     return done
+
+
+def _outside_note(report: LinearReport, checkpoint: Checkpoint) -> str:
+    name, embedding = checkpoint.stored_name(f"{report.name}.weight"), report.name == "embed"
+    both = ", also the output matrix," if embedding and checkpoint.spec.tie_embeddings else ""
+    alone = "; readers other than LMDeploy may refuse it" if embedding else ""
+    return f"{name}{both} in 8 bits: squared error {report.error:.1e} of it{alone}"
 
 
 def check_format(recipe: Recipe, writer: Writer) -> None:

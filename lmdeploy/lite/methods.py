@@ -64,7 +64,7 @@ class _Layer:
             if scheme is not None:
                 tensors[f"{name}.weight"], report = self._round(name, scheme)
                 reports.append(report)
-        plain = {n: t.numpy() if isinstance(t, torch.Tensor) else t for n, t in tensors.items()}
+        plain = {n: t.cpu().numpy() if isinstance(t, torch.Tensor) else t for n, t in tensors.items()}
         return LayerResult(plain, tuple(reports))
 
     def _fold_scales(self) -> None:

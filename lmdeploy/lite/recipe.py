@@ -16,6 +16,7 @@ class Recipe:
     of each smoothing group; else 0.5. clip: search narrower ranges. act_order, damping: of gptq. keep: so
     many of the most sensitive layers get keep_bits (16: they stay as they are). target_bpw: bits per weight
     over all matrices of the layers, shared out by measured sensitivity; None: every matrix gets the scheme.
+    head_bits: of embedding and output matrix, 16: they stay as they are.
     """
 
     method: Method = "awq+gptq"
@@ -27,3 +28,4 @@ class Recipe:
     keep: int = 0
     keep_bits: Literal[8, 16] = 8
     target_bpw: float | None = None
+    head_bits: Literal[8, 16] = 16

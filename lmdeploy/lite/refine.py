@@ -55,7 +55,7 @@ def refitted_grid(weight: torch.Tensor, grid: Grid, gram: torch.Tensor, codes: t
         system[:, g] = (in_groups(seen, grid.scheme) * parts).sum(-1)
     wanted = (in_groups(weight @ gram, grid.scheme) * parts).sum(-1)
     ridge = system.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-30) * 1e-6
-    eye = torch.eye(count) * ridge[:, None, None]
+    eye = torch.eye(count, device=weight.device) * ridge[:, None, None]
     change = torch.linalg.solve(system + eye, wanted - (system @ grid.scales[..., None])[..., 0])
     scales = grid.scales + change
     scales = torch.where((scales > 0) & scales.isfinite(), float16_scales(scales), grid.scales)

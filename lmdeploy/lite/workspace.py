@@ -21,7 +21,7 @@ from lmdeploy.models.files import read_json
 from lmdeploy.models.folders import free_bytes, meant_place, take_place
 
 RECORD = "lmdeploy_lite.json"  # in a result: what it was made of and how, and which files are ours
-_REPORTS = {"quality.json", "quality.html"}  # put beside a result when it is measured
+REPORT_FILES = ("quality.json", "quality.html")  # put beside a result when it is measured
 _JOB, _WORK = "job.json", "work"
 Job = Mapping[str, Any]
 
@@ -132,7 +132,7 @@ def check_place(target: Path, force: bool) -> None:
         return
     if RECORD not in there:
         raise ConfigError(f"{target} holds other files; name a new folder with --work-dir")
-    others = sorted(there - _REPORTS - {RECORD, *read_json(target / RECORD).get("files", [])})
+    others = sorted(there - {RECORD, *REPORT_FILES, *read_json(target / RECORD).get("files", [])})
     if others:
         raise ConfigError(
             f"{target} holds other files beside an earlier result ({shorten(', '.join(others[:3]))}); move"

@@ -13,4 +13,4 @@ ALWAYS, NEVER = 0.0, float("inf")
 
 # Groups whose largest magnitude exceeds this many times their root mean square have a second plane
 # (docs/decisions/0009-accuracy.md says what other values do).
-THRESHOLDS: dict[Accuracy, float] = {"exact": ALWAYS, "auto": 4.5, "fast": NEVER}
+THRESHOLDS: dict[Accuracy, float] = {"exact": ALWAYS, "auto": 7.0, "fast": 9.0}

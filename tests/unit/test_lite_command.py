@@ -80,6 +80,28 @@ def test_tied_embeddings_stay_one_tensor(tmp_path: Path, redundant: bool) -> Non
     assert np.isfinite(logits(tmp_path / "w", IDS)).all()
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_embedding_and_output_matrix_in_8_bits(
+    tmp_path: Path, tied: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    if tied:
+        tensors = load_file(model / "model.safetensors")
+        del tensors["lm_head.weight"]
+        save_file(tensors, model / "model.safetensors")
+        (model / "config.json").write_text(json.dumps({**config(model), "tie_word_embeddings": True}))
+    assert quantise("auto_awq", model, tmp_path / "plain", "--format", "compressed-tensors") == 0
+    assert quantise("auto_awq", model, tmp_path / "w", "--head-bits", "8") == 0
+    said = capsys.readouterr().out
+    assert ("embed_tokens.weight, also the output matrix, in 8 bits" in said) == tied
+    index = json.loads((tmp_path / "w" / "model.safetensors.index.json").read_text())["weight_map"]
+    assert "model.embed_tokens.weight_packed" in index and ("lm_head.weight_packed" in index) != tied
+    described = config(tmp_path / "w")["quantization_config"]
+    assert ("lm_head" in described["ignore"]) == tied
+    before, after = (logits(tmp_path / name, IDS) for name in ("plain", "w"))
+    assert 0 < np.abs(after - before).max() < 0.03 * np.abs(before).max()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_what_is_not_quantised_stays_as_it_is(tmp_path: Path, dtype: str) -> None:
     model = write_tiny_model(tmp_path / "model")
@@ -268,6 +290,7 @@ def test_a_full_disk_is_seen_before_and_cleared_after(
         ("auto_awq", ["--calib-samples", "-1"], "--calib-samples"),
         ("auto_awq", ["--calib-dataset", "nothing-there"], "nothing-there: no such file"),
         ("auto_awq", ["--target-bpw", "5", "--format", "awq"], "mixed precision needs the format"),
+        ("auto_awq", ["--head-bits", "8", "--format", "awq"], "the format awq holds no embedding"),
         ("auto_awq", ["--target-bpw", "2"], "target of 2.0 bits per weight"),
         ("auto_awq", ["--keep", "1", "--target-bpw", "5"], "--keep and --target-bpw both say"),
         ("auto_awq", ["--keep", "-1"], "--keep -1"),

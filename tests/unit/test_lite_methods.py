@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from family_models import bfloat16, config_of, tiny, write_hf
+from lite_layers import Collected, as_weights
 
 from lmdeploy.lite.methods import FEWEST_TOKENS, quantiser
 from lmdeploy.lite.problem import LayerProblem, LayerResult
@@ -22,45 +23,16 @@ SCHEME = WeightScheme(4, 32)
 FAMILIES = ["Llama", "Qwen2", "Qwen3", "Gemma2", "Olmo2"]
 
 
-class Kept:
-    """Keeps problems and results; nothing was finished before."""
-
-    def __init__(self) -> None:
-        self.results: list[LayerResult] = []
-
-    def finished(self, layer: int) -> bool:
-        return False
-
-    def put(self, layer: int, result: LayerResult) -> None:
-        self.results.append(result)
-
-    def as_read(self, layer: int, result: LayerResult) -> dict[str, np.ndarray]:
-        return {name: weight.numpy() for name, weight in as_weights(result).items()}
-
-
-def as_weights(result: LayerResult) -> dict[str, torch.Tensor]:
-    """float32, what the quantised layer computes with."""
-    return {
-        name: torch.from_numpy(tensor.dequantize() if isinstance(tensor, GroupedTensor) else tensor)
-        for name, tensor in result.tensors.items()
-    }
-
-
 def problems(name: str, folder: Path, scheme: WeightScheme = SCHEME) -> list[LayerProblem]:
     """Of all layers, with the statistics that the walk gathers."""
     model = tiny(name)
     checkpoint = open_checkpoint(write_hf(folder / "model", config_of(model), bfloat16(model)))
     rng = np.random.default_rng(0)
     windows = [rng.integers(3, 130, 32).tolist() for _ in range(6)]
-    found: list[LayerProblem] = []
-
-    def keep(problem: LayerProblem) -> LayerResult:
-        found.append(problem)
-        return LayerResult({})
-
+    collected = Collected()
     schemes = {x.name: scheme for i in range(len(checkpoint.spec.layers)) for x in checkpoint.spec.linears(i)}
-    Walk(checkpoint, windows, folder, lambda *_: None).run(keep, schemes, Kept())
-    return found
+    Walk(checkpoint, windows, folder, lambda *_: None).run(collected.quantise, schemes, collected)
+    return collected.problems
 
 
 def block_error(problem: LayerProblem, result: LayerResult) -> float:

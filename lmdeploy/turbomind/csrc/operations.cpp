@@ -209,20 +209,25 @@ void Model::project(Worker& w, const Linear& linear, const Input& input, bool ad
   });
 }
 
-// Runs of `run` intermediate channels are the grain, because the thread that has computed a run also prepares it as
-// input of the next matrix, whose groups are that wide.
+// The thread that has computed a run of channels also prepares it as input of the next matrix, so the grain is as many
+// runs as share a scale there.
 void Model::gate_up(Worker& w, const Input& input, int layer) {
   const LayerShape& shape = shape_.layers[layer];
   int run = run_channels(shape.down_input), tokens = batch_.tokens;
-  int runs = (shape.intermediate + run - 1) / run, most = std::max(1, kUnitTiles * kTile / run);
+  int grain = shape.down_input.group > 0 ? kScaled / run : 1;
+  int runs = (shape.intermediate + run - 1) / run, grains = (runs + grain - 1) / grain;
+  int most = std::max(1, kUnitTiles * kTile / (run * grain));
+  auto unit = [&](int begin, int end, int first, int rows) {
+    gate_up_unit(w, input, layer, begin * grain, std::min(end * grain, runs), first, rows);
+  };
   if (tokens < kStaticRows) {
-    distribute(w, runs, most, true, [&](int begin, int end) { gate_up_unit(w, input, layer, begin, end, 0, tokens); });
+    distribute(w, grains, most, true, [&](int begin, int end) { unit(begin, end, 0, tokens); });
     return;
   }
-  int piece = std::clamp(runs / (4 * pool_.size()), 1, most), pieces = (runs + piece - 1) / piece;
+  int piece = std::clamp(grains / (4 * pool_.size()), 1, most), pieces = (grains + piece - 1) / piece;
   distribute(w, pieces * chunks_of(tokens), 1, false, [&](int item, int) {
     for_chunk(item, tokens, [&](int number, int first, int rows) {
-      gate_up_unit(w, input, layer, number * piece, std::min((number + 1) * piece, runs), first, rows);
+      unit(number * piece, std::min((number + 1) * piece, grains), first, rows);
     });
   });
 }

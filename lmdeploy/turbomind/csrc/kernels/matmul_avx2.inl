@@ -40,7 +40,7 @@ struct Group {
   IntVec zero;  // pairs (128 z, z) for the pairs in Activations::parts
 
   __attribute__((always_inline)) Group(const Matrix& w, size_t entry) {
-    factor = load_half(w.scales + entry);
+    factor = mul(load_half(w.scales + entry), splat(1.0f / 128));
     if (kMins) {
       least = load_half(w.mins + entry);
     } else if (KIND == kInt8) {
@@ -53,15 +53,16 @@ struct Group {
   }
 
   // whole: sum of code * (128 hi + lo)
-  __attribute__((always_inline)) Vec add(Vec result, IntVec whole, const Activations& a, size_t at) const {
+  // Without the scale of the activations, which the groups of a span share.
+  __attribute__((always_inline)) Vec add(Vec part, IntVec whole, const Activations& a, size_t at) const {
     if (!kMins) {
       const __m256i parts = _mm256_set1_epi32(a.parts[at]);
       whole.a = _mm256_sub_epi32(whole.a, _mm256_madd_epi16(zero.a, parts));
       whole.b = _mm256_sub_epi32(whole.b, _mm256_madd_epi16(zero.b, parts));
     }
     const Vec value = {_mm256_cvtepi32_ps(whole.a), _mm256_cvtepi32_ps(whole.b)};
-    result = fma(mul(value, splat(a.scale[at])), factor, result);
-    return kMins ? fma(least, splat(a.sum[at]), result) : result;
+    part = fma(value, factor, part);
+    return kMins ? fma(least, splat(a.sum[at]), part) : part;
   }
 };
 
@@ -99,9 +100,9 @@ static void grouped_tile(const Matrix& w, const Activations& a, const Block& blo
   const int lines = w.group / kPerLine, m_all = block.m;
   const uint8_t* line = w.lines + static_cast<size_t>(tile) * (w.k_padded / kPerLine) * 64;
   const int32_t *even = block.even + first, *odd = block.odd + first;
-  Vec result[M];
+  Vec result[M], part[M];
 #pragma GCC unroll 4
-  for (int m = 0; m < M; ++m) result[m] = zero();
+  for (int m = 0; m < M; ++m) result[m] = part[m] = zero();
   for (int g = 0; g < w.groups; ++g) {
     IntVec sums[M];
 #pragma GCC unroll 4
@@ -120,8 +121,15 @@ static void grouped_tile(const Matrix& w, const Activations& a, const Block& blo
       odd += kPerLine / 4 * m_all;
     }
     const Group<KIND> group(w, (static_cast<size_t>(tile) * w.groups + g) * kTile);
+    const size_t at = group_entry(a, row + first, g);
 #pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) result[m] = group.add(result[m], sums[m], a, group_entry(a, row + first, g) + m);
+    for (int m = 0; m < M; ++m) part[m] = group.add(part[m], sums[m], a, at + m);
+    if ((g + 1) * w.group % kScaled != 0 && g + 1 != w.groups) continue;
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      result[m] = fma(part[m], splat(a.scale[at + m]), result[m]);
+      part[m] = zero();
+    }
   }
 #pragma GCC unroll 4
   for (int m = 0; m < M; ++m) store(out + m * ld_out, result[m]);

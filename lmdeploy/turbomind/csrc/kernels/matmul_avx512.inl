@@ -1,10 +1,14 @@
 // Products of 4-bit and 8-bit weights with VPDPBUSD. Included in the instruction set's namespace.
 //
 // Up to three rows walk one tile at a time, which is one sequential stream of memory, and both activation planes use a
-// weight while it is in a register. More rows walk two tiles in blocks of up to eight rows: sixteen sums, through
-// which the high plane runs first and then, where a row of the block has one, the low plane. Many rows unpack 4-bit
-// tiles to bytes once. Each form sums whole numbers within a group and adds groups in ascending order by the same
-// operations (`Group::add`), so that a row's result is the same bits in all of them.
+// weight while it is in a register. More rows walk two tiles, up to four rows at a time: eight sums, through which the
+// high plane runs first and then, where one of the rows has one, the low plane. Many rows unpack 4-bit tiles to bytes
+// once. Each form sums whole numbers within a group, adds groups of a span in ascending order by the same operations
+// (`Group::add`), then spans, so that a row's result is the same bits in all of them.
+//
+// Zen 4 starts one VPDPBUSD of 64 bytes a cycle, and multiplications (also VPMADDWD and multiply-adds) take its place;
+// additions, conversions and loads that go to all lanes do not. A group of 32 inputs is eight products for each sum, so
+// each multiplication at its end costs an eighth of them: one is left, and an eighth of the peak with it.
 
 // sum += four products of u8 weights and s8 activations in each lane; the 4 activation bytes go to all lanes.
 // As inline assembly because gcc 12 spills such accumulators when it sees the intrinsic.
@@ -37,33 +41,38 @@ INLINE __m512i negative_zeros(const Matrix& w, int tile, int g) {
 INLINE __m512i upper_half(__m512i v) { return _mm512_slli_epi32(v, 16); }
 INLINE __m512i lower_half(__m512i v) { return _mm512_and_si512(v, _mm512_set1_epi32(0xffff)); }
 
-// The end of a group. With one plane the sums are of code * hi and 128 is in the factor: powers of two change no digit,
-// so the result is the same bits as with a low plane of zeros.
+// The end of a group: what its weights and activations give, but for the scale of the activations, which all groups of
+// a span share. With two planes the sums are 128 times as large; powers of two change no digit, so the result is the
+// same bits as with one plane where the low one is zeros.
 template <int KIND>
 struct Group {
   Vec factor, least;
 
-  __attribute__((always_inline)) Group(const Matrix& w, int tile, int g, bool second) {
+  __attribute__((always_inline)) Group(const Matrix& w, int tile, int g) {
     const size_t entry = (static_cast<size_t>(tile) * w.groups + g) * kTile;
-    factor = mul(load_half(w.scales + entry), splat(second ? 1.0f : 128.0f));
+    factor = load_half(w.scales + entry);
     if (has_mins(KIND)) least = load_half(w.mins + entry);
   }
-  __attribute__((always_inline)) Vec add(Vec result, __m512i whole, Vec scale, Vec sum) const {
-    result = fma(mul(_mm512_cvtepi32_ps(whole), scale), factor, result);
-    return has_mins(KIND) ? fma(least, sum, result) : result;
+  __attribute__((always_inline)) Vec add(Vec part, __m512i whole, Vec sum) const {
+    part = fma(_mm512_cvtepi32_ps(whole), factor, part);
+    return has_mins(KIND) ? fma(least, sum, part) : part;
   }
 };
 
 // What is in memory stays there: the registers are for the sums.
 #define FORGET() __asm__ volatile("" : : : "memory")
 
-// Whether any of the m rows of the block that starts at `row` has a second plane in group g.
-INLINE bool has_second(const Activations& a, int row, int m, int g) {
+// Whether any of the M rows whose entries start at `at` has a second plane.
+INLINE bool has_second(const Activations& a, size_t at, int m) {
   if (a.lo == nullptr) return false;
-  uint64_t flags;
-  __builtin_memcpy(&flags, a.second + group_entry(a, row, g), 8);
-  return (flags & ~uint64_t{0} >> (64 - 8 * m)) != 0;
+  uint32_t flags = 0;
+  __builtin_memcpy(&flags, a.second + at, m);
+  return flags != 0;
 }
+
+// Groups that share a scale of the activations, and whether group g is the last of them.
+INLINE int span_groups(const Matrix& w) { return kScaled / w.group; }
+INLINE bool ends_span(const Matrix& w, int g) { return (g + 1) % span_groups(w) == 0 || g + 1 == w.groups; }
 
 constexpr int kAhead = 4096;  // bytes: several streams (codes, scales, offsets) are too much for the hardware alone
 
@@ -125,20 +134,21 @@ static void narrow_tile(const Matrix& w, const Activations& a, int row, int tile
   const uint8_t* line = w.lines + static_cast<size_t>(tile) * w.groups * lines * 64;
   const int8_t* hi = a.hi + static_cast<size_t>(row) * a.k_padded;
   const int8_t* lo = a.lo == nullptr ? hi : a.lo + static_cast<size_t>(row) * a.k_padded;  // never read if absent
-  Vec result[M];
+  Vec result[M], part[M];
 #pragma GCC unroll 4
-  for (int m = 0; m < M; ++m) result[m] = zero();
+  for (int m = 0; m < M; ++m) result[m] = part[m] = zero();
   for (int g = 0; g < w.groups; ++g) {
     __m512i total[M];
     const size_t at = group_entry(a, row, g);
-    const bool second = M == 1 ? a.lo != nullptr : has_second(a, row, M, g);
+    const bool second = M == 1 ? a.lo != nullptr : has_second(a, at, M);
     fetch_parameters<KIND>(w, (static_cast<size_t>(tile) * w.groups + g + ahead) * kTile);
     if (second)
       narrow_group<kBytes, M, true>(line, lines, hi, lo, total);
     else
       narrow_group<kBytes, M, false>(line, lines, hi, lo, total);
     const __m512i zeros = negative_zeros<KIND>(w, tile, g);
-    const Group<KIND> group(w, tile, g, second);
+    Group<KIND> group(w, tile, g);
+    if (second) group.factor = mul(group.factor, splat(1.0f / 128));
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) {
       if (!has_mins(KIND)) {
@@ -146,7 +156,14 @@ static void narrow_tile(const Matrix& w, const Activations& a, int row, int tile
         const int32_t sum = second ? high * 128 + static_cast<int16_t>(parts) : high;
         total[m] = _mm512_add_epi32(total[m], _mm512_mullo_epi32(zeros, _mm512_set1_epi32(sum)));
       }
-      result[m] = group.add(result[m], total[m], splat(a.scale[at + m]), splat(a.sum[at + m]));
+      part[m] = group.add(part[m], total[m], splat(a.sum[at + m]));
+    }
+    if (ends_span(w, g)) {
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) {
+        result[m] = fma(part[m], splat(a.scale[at + m]), result[m]);
+        part[m] = zero();
+      }
     }
     line += static_cast<size_t>(lines) * 64;
     hi += w.group * M;
@@ -158,11 +175,11 @@ static void narrow_tile(const Matrix& w, const Activations& a, int row, int tile
 
 // ---- more rows ----
 
-// sums[m * T + t] += the products of one group and one plane. NIBBLES: 4-bit codes, else bytes. FETCH: asks memory for
-// as many lines at `ahead`.
+// sums[m * T + t] += the products of one group and one plane, whose rows lie `stride` bytes for four inputs. NIBBLES:
+// 4-bit codes, else bytes. FETCH: asks memory for as many lines at `ahead`.
 template <bool NIBBLES, int M, int T, bool FETCH>
 INLINE void add_plane(__m512i* sums, const uint8_t* line, size_t tile_stride, int step, int lines, const int8_t* plane,
-                      const uint8_t* ahead) {
+                      int stride, const uint8_t* ahead) {
   constexpr int kOnce = NIBBLES ? 2 : 4;
   const __m512i nibble = _mm512_set1_epi8(15);
   for (int i = 0; i < lines; i += kOnce) {
@@ -183,128 +200,259 @@ INLINE void add_plane(__m512i* sums, const uint8_t* line, size_t tile_stride, in
 #pragma GCC unroll 2
         for (int t = 0; t < T; ++t)
           codes[t] = NIBBLES ? _mm512_and_si512(half ? _mm512_srli_epi16(v[t], 4) : v[t], nibble) : v[t];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
         for (int m = 0; m < M; ++m) {
           const __m512i value = four_bytes(plane + m * 4);
 #pragma GCC unroll 2
           for (int t = 0; t < T; ++t) dot(sums[m * T + t], codes[t], value);
         }
-        plane += 4 * M;
+        plane += stride;
       }
     }
   }
 }
 
-// Rows [row, row + M), a whole block, against tiles [tile, tile + T). panel: their codes as bytes, lines of the tiles
-// alternating; null: as the matrix holds them. ahead: what to fetch meanwhile, as many lines as are read.
+// What T tiles and groups [group, end) of them are. lines: their codes; those of a tile follow each other, or
+// alternate as bytes with those of the other tile (PANEL below).
+struct Piece {
+  int tile, group, end;
+  bool symmetric;  // the zero of all weights is 8
+  const uint8_t* lines;
+  const uint8_t* ahead;  // what to fetch meanwhile, as many lines as are read; null: nothing
+};
+
+constexpr int kPieceInputs = 512;  // as bytes, two tiles of them are half of L1
+
+// z times the sum of a row's planes, where z is the zero that symmetric codes have.
+template <int KIND>
+INLINE __m512i shifted(int32_t parts, bool second) {
+  const __m512i both = _mm512_set1_epi32(parts);
+  __m512i sum = _mm512_srai_epi32(both, 16);
+  if (second) sum = _mm512_add_epi32(_mm512_slli_epi32(sum, 7), _mm512_srai_epi32(_mm512_slli_epi32(both, 16), 16));
+  return _mm512_slli_epi32(sum, KIND == kInt8 ? 7 : 3);
+}
+
+// Takes from the sums what the zeros of the weights add to them.
+template <int KIND, int M, int T>
+INLINE void subtract_zeros(const Matrix& w, const Piece& piece, int g, const int32_t* parts, bool second,
+                           __m512i* sums) {
+  if (has_mins(KIND)) return;
+  if (KIND == kInt8 || piece.symmetric) {
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      const __m512i much = shifted<KIND>(parts[m], second);
+#pragma GCC unroll 2
+      for (int t = 0; t < T; ++t) sums[m * T + t] = _mm512_sub_epi32(sums[m * T + t], much);
+    }
+    return;
+  }
+#pragma GCC unroll 2
+  for (int t = 0; t < T; ++t) {
+    const __m512i zeros = negative_zeros<KIND>(w, piece.tile + t, g);
+    const __m512i high = _mm512_slli_epi32(zeros, second ? 23 : 16), pair = _mm512_or_si512(high, lower_half(zeros));
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      const __m512i both = _mm512_set1_epi32(parts[m]);
+      sums[m * T + t] = _mm512_add_epi32(sums[m * T + t], _mm512_madd_epi16(second ? pair : high, both));
+    }
+  }
+}
+
+// results[m * T + t] += rows [first, first + M) of the block that starts at `row` times a piece that starts with a
+// span. They stay in memory: the registers are for the sums and for what the groups of a span add up to.
 template <int KIND, int M, int T, bool PANEL>
-static void wide_tiles(const Matrix& w, const Activations& a, int row, int tile, const uint8_t* panel,
-                       const uint8_t* ahead, bool fetch, float* out, ptrdiff_t ld_out) {
+INLINE void wide_piece(const Matrix& w, const Activations& a, int row, int first, const Piece& piece, float* results) {
   constexpr bool kNibbles = !has_bytes(KIND) && !PANEL;
-  const int lines = w.group / (kNibbles ? 8 : 4);
-  const size_t tile_bytes = static_cast<size_t>(w.groups) * lines * 64;
-  const uint8_t* line = PANEL ? panel : w.lines + static_cast<size_t>(tile) * tile_bytes;
-  const size_t tile_stride = PANEL ? 64 : tile_bytes;
+  const int lines = w.group / (kNibbles ? 8 : 4), m_all = PANEL ? kRowBlock : rows_of_block(a, row);
+  const int stride = 4 * m_all, per_span = span_groups(w);
+  const size_t tile_stride = PANEL ? 64 : static_cast<size_t>(w.groups) * lines * 64;
   const int step = PANEL ? 64 * T : 64;
-  const int8_t* hi = a.hi + static_cast<size_t>(row) * a.k_padded;
-  const int8_t* lo = a.lo == nullptr ? hi : a.lo + static_cast<size_t>(row) * a.k_padded;  // never read if absent
-  alignas(64) float results[M * T * kTile];
-#pragma GCC unroll 16
-  for (int i = 0; i < M * T; ++i) _mm512_store_ps(results + i * kTile, zero());
-  for (int g = 0; g < w.groups; ++g) {
-    const size_t at = group_entry(a, row, g);
-    const int32_t* parts = a.parts + at;
-    const float *scale = a.scale + at, *sum = a.sum + at;
-    __m512i sums[M * T], zeros[T];
-#pragma GCC unroll 2
-    for (int t = 0; t < T; ++t) zeros[t] = upper_half(negative_zeros<KIND>(w, tile + t, g));
+  const uint8_t *line = piece.lines, *ahead = piece.ahead;
+  const size_t plane =
+      static_cast<size_t>(row) * a.k_padded + static_cast<size_t>(piece.group) * w.group * m_all + first * 4;
+  const int8_t *hi = a.hi + plane, *lo = a.lo == nullptr ? hi : a.lo + plane;  // never read if absent
+  size_t at = group_entry(a, row, piece.group) + first;
+  for (int g = piece.group; g < piece.end;) {
+    const int stop = g + per_span < piece.end ? g + per_span : piece.end;
+    const bool second = has_second(a, at, M);
+    const float* scale = a.scale + at;
+    Vec part[M * T];
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m)
-#pragma GCC unroll 2
-      for (int t = 0; t < T; ++t)
-        sums[m * T + t] =
-            has_mins(KIND) ? _mm512_setzero_si512() : _mm512_madd_epi16(zeros[t], _mm512_set1_epi32(parts[m]));
-    FORGET();
-    add_plane<kNibbles, M, T, !PANEL>(sums, line, tile_stride, step, lines, hi, fetch ? ahead : line);
-    const bool second = has_second(a, row, M, g);
-    if (second) {
-#pragma GCC unroll 2
-      for (int t = 0; t < T; ++t) zeros[t] = lower_half(negative_zeros<KIND>(w, tile + t, g));
+    for (int i = 0; i < M * T; ++i) part[i] = zero();
+    for (; g < stop; ++g) {
+      __m512i sums[M * T];
 #pragma GCC unroll 8
-      for (int m = 0; m < M; ++m)
-#pragma GCC unroll 2
-        for (int t = 0; t < T; ++t) {
-          __m512i& s = sums[m * T + t];
-          s = _mm512_slli_epi32(s, 7);
-          if (!has_mins(KIND)) s = _mm512_add_epi32(s, _mm512_madd_epi16(zeros[t], _mm512_set1_epi32(parts[m])));
-        }
+      for (int i = 0; i < M * T; ++i) sums[i] = _mm512_setzero_si512();
       FORGET();
-      add_plane<kNibbles, M, T, false>(sums, line, tile_stride, step, lines, lo, line);
-    }
-    FORGET();
-#pragma GCC unroll 2
-    for (int t = 0; t < T; ++t) {
-      const Group<KIND> group(w, tile + t, g, second);
+      if (!PANEL && ahead != nullptr) {
+        add_plane<kNibbles, M, T, true>(sums, line, tile_stride, step, lines, hi, stride, ahead);
+        ahead += static_cast<size_t>(lines) * T * 64;
+      } else {
+        add_plane<kNibbles, M, T, false>(sums, line, tile_stride, step, lines, hi, stride, line);
+      }
+      if (second) {
 #pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) {
-        float* result = results + (m * T + t) * kTile;
-        _mm512_store_ps(result, group.add(_mm512_load_ps(result), sums[m * T + t], splat(scale[m]), splat(sum[m])));
+        for (int i = 0; i < M * T; ++i) sums[i] = _mm512_slli_epi32(sums[i], 7);
+        add_plane<kNibbles, M, T, false>(sums, line, tile_stride, step, lines, lo, stride, line);
       }
       FORGET();
+      subtract_zeros<KIND, M, T>(w, piece, g, a.parts + at, second, sums);
+      const float* sum = a.sum + at;
+#pragma GCC unroll 2
+      for (int t = 0; t < T; ++t) {
+        Group<KIND> group(w, piece.tile + t, g);
+        if (has_mins(KIND) && second) group.least = mul(group.least, splat(128.0f));
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m)
+          part[m * T + t] = group.add(part[m * T + t], sums[m * T + t], has_mins(KIND) ? splat(sum[m]) : zero());
+        FORGET();
+      }
+      line += static_cast<size_t>(lines) * step;
+      hi += w.group / 4 * stride;
+      lo += w.group / 4 * stride;
+      at += m_all;
     }
-    __asm__ volatile("" : : "r"(results) : "memory");  // the results stay in memory: the sums need the registers
-    line += static_cast<size_t>(lines) * step;
-    ahead += static_cast<size_t>(lines) * T * 64;
-    hi += w.group * M;
-    lo += w.group * M;
+    if (second) {
+#pragma GCC unroll 8
+      for (int i = 0; i < M * T; ++i) part[i] = mul(part[i], splat(1.0f / 128));
+    }
+    __asm__ volatile("" : : "r"(results) : "memory");
+#pragma GCC unroll 8
+    for (int i = 0; i < M * T; ++i) {
+      float* result = results + i * kTile;
+      _mm512_store_ps(result, fma(part[i], splat(scale[i / T]), _mm512_load_ps(result)));
+    }
   }
-#pragma GCC unroll 16
-  for (int i = 0; i < M * T; ++i) store(out + i / T * ld_out + i % T * kTile, _mm512_load_ps(results + i * kTile));
 }
 
-// The 4-bit codes of T tiles as bytes: for every four inputs a line of each tile.
+constexpr int kNarrowRows = 3;
+constexpr int kWideRows = 4;  // that a pass takes
+constexpr int kPanelRows = 48;
+constexpr int kMostRows = 128;  // that share a panel
+
+// One block of m rows; the piece is read once for each pass.
+template <int KIND, int T>
+static void wide_block(const Matrix& w, const Activations& a, int row, int m, Piece piece, float* results) {
+  const int passes = (m + kWideRows - 1) / kWideRows;
+  for (int pass = 0; pass < passes; ++pass) {
+    const int first = m * pass / passes, end = m * (pass + 1) / passes;
+    float* to = results + first * T * kTile;
+    switch (end - first) {
+      case 2:
+        wide_piece<KIND, 2, T, false>(w, a, row, first, piece, to);
+        break;
+      case 3:
+        wide_piece<KIND, 3, T, false>(w, a, row, first, piece, to);
+        break;
+      case 4:
+        wide_piece<KIND, 4, T, false>(w, a, row, first, piece, to);
+        break;
+    }
+    piece.ahead = nullptr;
+  }
+}
+
 template <int T>
-static void unpack_panel(const Matrix& w, int tile, uint8_t* panel) {
+INLINE void store_results(const float* results, int rows, float* out, ptrdiff_t ld_out) {
+  for (int m = 0; m < rows; ++m)
+#pragma GCC unroll 2
+    for (int t = 0; t < T; ++t) store(out + m * ld_out + t * kTile, load(results + (m * T + t) * kTile));
+}
+
+// The same for all groups, a piece after the other.
+template <int KIND, int T>
+static void wide_row_block(const Matrix& w, const Activations& a, int row, int m, const Piece& all, float* out,
+                           ptrdiff_t ld_out) {
+  alignas(64) float results[kRowBlock * T * kTile];
+  for (int i = 0; i < m * T; ++i) store(results + i * kTile, zero());
+  const int groups = kPieceInputs / w.group, bytes = w.group * (has_bytes(KIND) ? 16 : 8);
+  for (int g = 0; g < w.groups; g += groups) {
+    const size_t from = static_cast<size_t>(g) * bytes;
+    Piece piece = {all.tile,         g,      g + groups < w.groups ? g + groups : w.groups, all.symmetric,
+                   all.lines + from, nullptr};
+    if (all.ahead != nullptr) piece.ahead = all.ahead + T * from;
+    wide_block<KIND, T>(w, a, row, m, piece, results);
+  }
+  store_results<T>(results, m, out, ld_out);
+}
+
+template <int KIND, int T>
+static bool symmetric(const Matrix& w, int tile) {
+  if (KIND != kW4Zero) return false;
+  const size_t count = static_cast<size_t>(w.groups) * kTile * T;
+  const uint8_t* zeros = w.zeros + static_cast<size_t>(tile) * w.groups * kTile;
+  const __m128i eight = _mm_set1_epi8(8);
+  for (size_t i = 0; i < count; i += kTile)
+    if (_mm_movemask_epi8(_mm_cmpeq_epi8(_mm_loadu_si128((const __m128i*)(zeros + i)), eight)) != 0xffff) return false;
+  return true;
+}
+
+// The 4-bit codes of T tiles as bytes, `count` lines from `line` on, where those of the next tile are tile_bytes
+// further: for every four inputs a line of each tile.
+template <int T>
+static void unpack_panel(const uint8_t* line, size_t tile_bytes, int count, uint8_t* panel) {
   const __m512i nibble = _mm512_set1_epi8(15);
-  const size_t lines = w.k_padded / 8;
-  const uint8_t* line = w.lines + static_cast<size_t>(tile) * lines * 64;
-  for (size_t i = 0; i < lines; ++i, panel += 2 * T * 64)
+  for (int i = 0; i < count; ++i, line += 64, panel += 2 * T * 64)
 #pragma GCC unroll 2
     for (int t = 0; t < T; ++t) {
-      const __m512i v = _mm512_load_si512(line + (t * lines + i) * 64);
+      const __m512i v = _mm512_load_si512(line + t * tile_bytes);
       _mm512_store_si512(panel + t * 64, _mm512_and_si512(v, nibble));
       _mm512_store_si512(panel + (T + t) * 64, _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble));
     }
 }
 
-constexpr int kNarrowRows = 3;
-constexpr int kPanelRows = 48;
+// Whole blocks of rows [row, end) against T tiles of 4-bit codes. Of the tiles, kPieceInputs inputs at a time become
+// bytes that stay in L1 while all rows pass by.
+template <int KIND, int T>
+static void panel_rows(const Matrix& w, const Activations& a, int row, int end, const Piece& piece, uint8_t* scratch,
+                       float* out, ptrdiff_t ld_out) {
+  float* results = reinterpret_cast<float*>(scratch + static_cast<size_t>(kPieceInputs) * kTile * T);
+  const size_t tile_bytes = static_cast<size_t>(w.k_padded) * 8;
+  const int blocks = (end - row) / kRowBlock, slice = kPieceInputs / w.group;
+  for (int i = 0; i < (end - row) * T; ++i) store(results + i * kTile, zero());
+  for (int g = 0; g < w.groups; g += slice) {
+    const int stop = g + slice < w.groups ? g + slice : w.groups, lines = (stop - g) * w.group / 8;
+    const size_t from = static_cast<size_t>(g) * w.group * 8;
+    unpack_panel<T>(piece.lines + from, tile_bytes, lines, scratch);
+    const int share = (lines * T + blocks - 1) / blocks;
+    for (int block = 0; block < blocks; ++block) {
+      for (int i = block * share; i < (block + 1) * share; ++i)
+        __builtin_prefetch(piece.ahead + i % T * tile_bytes + from + i / T * 64, 0, 2);
+      const Piece bytes = {piece.tile, g, stop, piece.symmetric, scratch, nullptr};
+      for (int pass = 0; pass < kRowBlock; pass += kWideRows)
+        wide_piece<KIND, kWideRows, T, true>(w, a, row + block * kRowBlock, pass, bytes,
+                                             results + (block * kRowBlock + pass) * T * kTile);
+    }
+  }
+  store_results<T>(results, end - row, out, ld_out);
+}
 
 // All rows against tiles [tile, tile + T); `ahead` are the codes that will be wanted next.
 template <int KIND, int T>
 static void all_rows(const Matrix& w, const Activations& a, int tile, const uint8_t* ahead, uint8_t* scratch,
                      float* out, ptrdiff_t ld_out) {
-  using Wide =
-      void (*)(const Matrix&, const Activations&, int, int, const uint8_t*, const uint8_t*, bool, float*, ptrdiff_t);
   using Narrow = void (*)(const Matrix&, const Activations&, int, int, float*, ptrdiff_t);
   static constexpr Narrow narrow[] = {narrow_tile<KIND, 1>, narrow_tile<KIND, 2>, narrow_tile<KIND, 3>};
-  static constexpr Wide wide[] = {wide_tiles<KIND, 4, T, false>, wide_tiles<KIND, 5, T, false>,
-                                  wide_tiles<KIND, 6, T, false>, wide_tiles<KIND, 7, T, false>,
-                                  wide_tiles<KIND, 8, T, false>};
-  const bool panel = !has_bytes(KIND) && a.rows > kPanelRows;
-  if (panel) unpack_panel<T>(w, tile, scratch);
-  for (int row = 0; row < a.rows; row += kRowBlock) {
+  const size_t tile_bytes = static_cast<size_t>(w.k_padded) * (has_bytes(KIND) ? 16 : 8);
+  Piece piece = {tile, 0, w.groups, false, w.lines + tile * tile_bytes, ahead};
+  if (a.rows > kNarrowRows) piece.symmetric = symmetric<KIND, T>(w, tile);
+  int row = 0;
+  if (!has_bytes(KIND) && a.rows > kPanelRows) {
+    const int whole = a.rows / kRowBlock * kRowBlock;
+    for (int end; row < whole; row = end) {
+      end = row + kMostRows < whole ? row + kMostRows : whole;
+      panel_rows<KIND, T>(w, a, row, end, piece, scratch, out + row * ld_out, ld_out);
+    }
+  }
+  for (; row < a.rows; row += kRowBlock) {
     const int m = a.rows - row < kRowBlock ? a.rows - row : kRowBlock;
     float* to = out + row * ld_out;
     if (m <= kNarrowRows) {
       for (int t = 0; t < T; ++t) narrow[m - 1](w, a, row, tile + t, to + t * kTile, ld_out);
-    } else if (panel && m == kRowBlock) {
-      const size_t share = static_cast<size_t>(w.k_padded) * 8 * T * kRowBlock / a.rows;
-      for (size_t i = 0; i < share; i += 64) __builtin_prefetch(ahead + row / kRowBlock * share + i, 0, 2);
-      wide_tiles<KIND, kRowBlock, T, true>(w, a, row, tile, scratch, ahead, row == 0, to, ld_out);
-    } else {
-      wide[m - kNarrowRows - 1](w, a, row, tile, nullptr, ahead, row == 0, to, ld_out);
+      continue;
     }
+    wide_row_block<KIND, T>(w, a, row, m, piece, to, ld_out);
+    piece.ahead = nullptr;
   }
 }
 
@@ -346,5 +494,7 @@ static void matmul(const Matrix& w, const Activations& a, int tile_begin, int ti
   grouped_matmul(w, a, tile_begin, tile_end, out, ld_out, scratch);
 }
 
-// Two tiles of bytes.
-static size_t matmul_scratch_bytes(int k_padded) { return static_cast<size_t>(k_padded) * 2 * kTile + 64; }
+// A panel of two tiles, and results of the rows that share it.
+static size_t matmul_scratch_bytes(int) {
+  return static_cast<size_t>(kPieceInputs) * 2 * kTile + sizeof(float) * kMostRows * 2 * kTile;
+}

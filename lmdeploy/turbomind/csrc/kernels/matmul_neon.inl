@@ -14,7 +14,7 @@ struct Group {
   IntVec zero;  // code of weight 0, below what the sums were made of
 
   __attribute__((always_inline)) Group(const Matrix& w, size_t entry) {
-    factor = load_half(w.scales + entry);
+    factor = mul(load_half(w.scales + entry), splat(1.0f / 128));
     if (kMins) least = load_half(w.mins + entry);
     zero = splat_int(KIND == kInt8Min ? -128 : 0);
     if (KIND == kW4Zero)
@@ -26,13 +26,14 @@ struct Group {
   }
 
   // whole: sum of code * (128 hi + lo)
-  __attribute__((always_inline)) Vec add(Vec result, IntVec whole, const Activations& a, size_t at) const {
+  // Without the scale of the activations, which the groups of a span share.
+  __attribute__((always_inline)) Vec add(Vec part, IntVec whole, const Activations& a, size_t at) const {
     const int32_t high = a.parts[at] >> 16, low = static_cast<int16_t>(a.parts[at]);
     const int32x4_t total = vdupq_n_s32(high * 128 + low);
     if (KIND == kW4Zero || KIND == kInt8Min)
       for (int i = 0; i < kQuarters; ++i) whole.v[i] = vmlsq_s32(whole.v[i], zero.v[i], total);
-    result = fma(mul(to_float(whole), splat(a.scale[at])), factor, result);
-    return kMins ? fma(least, splat(a.sum[at]), result) : result;
+    part = fma(to_float(whole), factor, part);
+    return kMins ? fma(least, splat(a.sum[at]), part) : part;
   }
 };
 
@@ -81,8 +82,8 @@ static void grouped_tile(const Matrix& w, const Activations& a, int row, int til
   const size_t start = static_cast<size_t>(first) * a.k_padded + 4 * static_cast<size_t>(row - first);
   const uint8_t* line = w.lines + static_cast<size_t>(tile) * (w.k_padded / kPerLine) * 64;
   const int lines = w.group / kPerLine;
-  Vec result[M];
-  for (int m = 0; m < M; ++m) result[m] = zero();
+  Vec result[M], part[M];
+  for (int m = 0; m < M; ++m) result[m] = part[m] = zero();
   for (int g = 0; g < w.groups; ++g, line += 64 * lines) {
     const size_t at = start + static_cast<size_t>(g) * w.group * m_all;
     IntVec high[M], low[M];
@@ -92,7 +93,12 @@ static void grouped_tile(const Matrix& w, const Activations& a, int row, int til
     const Group<KIND> group(w, (static_cast<size_t>(tile) * w.groups + g) * kTile);
     for (int m = 0; m < M; ++m) {
       const IntVec whole = each_int([&](int i) { return vaddq_s32(vshlq_n_s32(high[m].v[i], 7), low[m].v[i]); });
-      result[m] = group.add(result[m], whole, a, group_entry(a, row + m, g));
+      part[m] = group.add(part[m], whole, a, group_entry(a, row + m, g));
+    }
+    if ((g + 1) * w.group % kScaled != 0 && g + 1 != w.groups) continue;
+    for (int m = 0; m < M; ++m) {
+      result[m] = fma(part[m], splat(a.scale[group_entry(a, row + m, g)]), result[m]);
+      part[m] = zero();
     }
   }
   for (int m = 0; m < M; ++m) store(out + m * ld_out, result[m]);

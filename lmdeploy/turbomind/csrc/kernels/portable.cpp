@@ -90,7 +90,7 @@ void grouped_tile(const Matrix& w, const Activations& a, int tile, int row, floa
   const int per_line = has_bytes(w) ? 4 : 8;
   const uint32_t mask = has_bytes(w) ? 255 : 15;
   const uint8_t* line = w.lines + size_t(tile) * (w.k_padded / per_line) * 64;
-  float result[kTile] = {};
+  float result[kTile] = {}, part[kTile] = {};
   for (int g = 0; g < w.groups; ++g) {
     int32_t sums[kTile] = {};
     for (int k = g * w.group; k < (g + 1) * w.group; ++k) {
@@ -105,8 +105,13 @@ void grouped_tile(const Matrix& w, const Activations& a, int tile, int row, floa
     const int32_t parts = a.parts[group], high = parts >> 16, low = int16_t(parts);
     for (int c = 0; c < kTile; ++c) {
       const int32_t whole = sums[c] - zero_of(w, entry + c) * (128 * high + low);
-      result[c] += float(whole) * a.scale[group] * half_to_float(w.scales[entry + c]);
-      if (w.mins != nullptr) result[c] += half_to_float(w.mins[entry + c]) * a.sum[group];
+      part[c] += float(whole) / 128 * half_to_float(w.scales[entry + c]);
+      if (w.mins != nullptr) part[c] += half_to_float(w.mins[entry + c]) * a.sum[group];
+    }
+    if ((g + 1) * w.group % kScaled != 0 && g + 1 != w.groups) continue;
+    for (int c = 0; c < kTile; ++c) {
+      result[c] += part[c] * a.scale[group];
+      part[c] = 0;
     }
   }
   memcpy(out, result, sizeof result);
@@ -147,7 +152,12 @@ size_t matmul_scratch_bytes(int) { return 64; }
 
 // ---- activations ----
 
-void prepare_group(const float* x, int count, const Activations& a, int row, int g) {
+// What the groups of one span are multiplied by.
+struct SpanScale {
+  float inverse, scale;
+  bool second;
+};
+SpanScale span_scale(const float* x, int count, int inputs, const Activations& a) {
   float largest = 0, squares = 0;
   bool finite = true;
   for (int i = 0; i < count; ++i) {
@@ -157,32 +167,39 @@ void prepare_group(const float* x, int count, const Activations& a, int row, int
     squares += magnitude * magnitude;
   }
   const bool zero = largest < 1e-30f;
-  const bool second = a.lo != nullptr && !(largest <= a.threshold * sqrtf(squares / float(a.group)));
+  const bool second = a.lo != nullptr && !(largest <= a.threshold * sqrtf(squares / float(inputs)));
   const float inverse = zero || !finite ? 0 : (second ? 16256.0f : 127.0f) / largest;
+  return {inverse, !finite ? NAN : zero ? 0 : largest / 127.0f, second};
+}
+
+void prepare_group(const float* x, int count, const Activations& a, int row, int g, const SpanScale& s) {
   int32_t high_sum = 0, low_sum = 0;
   for (int i = 0; i < a.group; ++i) {
-    const int value = i < count && inverse != 0 ? int(nearbyintf(x[i] * inverse)) : 0;
-    const int high = second ? (value + 64) >> 7 : value, low = second ? value - high * 128 : 0;
+    const int value = i < count && s.inverse != 0 ? int(nearbyintf(x[i] * s.inverse)) : 0;
+    const int high = s.second ? (value + 64) >> 7 : value, low = s.second ? value - high * 128 : 0;
     const size_t at = plane_index(a, row, g * a.group + i, 4);
     a.hi[at] = int8_t(high);
     if (a.lo != nullptr) a.lo[at] = int8_t(low);
     high_sum += high;
     low_sum += low;
   }
-  const float scale = !finite ? NAN : zero ? 0 : largest / 16256.0f;
   const size_t entry = group_entry(a, row, g);
-  a.scale[entry] = scale;
-  a.sum[entry] = scale * float(high_sum * 128 + low_sum);
+  a.scale[entry] = s.scale;
+  a.sum[entry] = float(high_sum * 128 + low_sum) / 128;
   a.parts[entry] = high_sum * 65536 + (low_sum & 0xffff);
-  if (a.lo != nullptr) a.second[entry] = second;
+  if (a.lo != nullptr) a.second[entry] = s.second;
 }
+
+int clamped(int n, int most) { return n < 0 ? 0 : n < most ? n : most; }
 
 void prepare(const float* x, const Activations& a, int row, int k_begin, int count) {
   const int end = k_begin + count == a.k ? a.k_padded : k_begin + count;
   if (a.hi)
-    for (int k = k_begin; k < end; k += a.group) {
-      const int left = k_begin + count - k;
-      prepare_group(x + (k - k_begin), left < 0 ? 0 : left < a.group ? left : a.group, a, row, k / a.group);
+    for (int span = k_begin; span < end; span += kScaled) {
+      const int stop = span + kScaled < end ? span + kScaled : end, filled = k_begin + count;
+      const SpanScale scale = span_scale(x + (span - k_begin), clamped(filled - span, kScaled), stop - span, a);
+      for (int k = span; k < stop; k += a.group)
+        prepare_group(x + (k - k_begin), clamped(filled - k, a.group), a, row, k / a.group, scale);
     }
   if (a.f32)
     for (int k = k_begin; k < end; ++k) a.f32[plane_index(a, row, k, 1)] = k < k_begin + count ? x[k - k_begin] : 0;

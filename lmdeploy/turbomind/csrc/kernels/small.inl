@@ -102,7 +102,12 @@ INLINE size_t group_entry(const Activations& a, int row, int g) {
          row % kRowBlock;
 }
 
-static void prepare_group(const float* x, int count, const Activations& a, int row, int g) {
+// The groups of one span: what they are multiplied by is found for all of them together.
+struct SpanScale {
+  float inverse, scale;
+  bool empty, second;
+};
+static SpanScale span_scale(const float* x, int count, int inputs, const Activations& a) {
   Vec largest = zero(), squares = zero();
   uint32_t bad = 0;
   for (int i = 0; i < count; i += 16) {
@@ -113,30 +118,35 @@ static void prepare_group(const float* x, int count, const Activations& a, int r
   }
   const float top = reduce_max(largest);
   const bool empty = bad || top < 1e-30f;
-  const float mean = reduce_add(squares) / static_cast<float>(a.group);
-  const bool second = a.lo && !(top <= a.threshold * __builtin_sqrtf(mean));
+  const bool second = a.lo && !(top <= a.threshold * __builtin_sqrtf(reduce_add(squares) / static_cast<float>(inputs)));
+  const float inverse = empty ? 0.0f : (second ? 16256.0f : 127.0f) / top;
+  return {inverse, bad ? __builtin_nanf("") : empty ? 0.0f : top / 127.0f, empty, second};
+}
+
+static void prepare_group(const float* x, int count, const Activations& a, int row, int g, const SpanScale& s) {
   const int m = rows_of_block(a, row), stride = 4 * m;
   const size_t at = static_cast<size_t>(row / kRowBlock) * kRowBlock * a.k_padded +
                     static_cast<size_t>(g) * a.group * m + row % kRowBlock * 4;
-  const Vec inverse = splat(empty ? 0.0f : (second ? 16256.0f : 127.0f) / top);
+  const Vec inverse = splat(s.inverse);
   IntVec high_sum = zero_ints(), low_sum = zero_ints();
   for (int i = 0; i < a.group; i += 16) {
-    const Vec value = empty ? zero() : load_padded(x + i, count - i);
+    const Vec value = s.empty ? zero() : load_padded(x + i, count - i);
     const IntVec whole = to_int(mul(value, inverse));
-    const IntVec high = second ? high_plane(whole) : whole, low = second ? low_plane(whole, high) : zero_ints();
+    const IntVec high = s.second ? high_plane(whole) : whole, low = s.second ? low_plane(whole, high) : zero_ints();
     high_sum = add_ints(high_sum, high);
     low_sum = add_ints(low_sum, low);
     store_dwords(high, a.hi + at + i * m, stride);
     if (a.lo) store_dwords(low, a.lo + at + i * m, stride);
   }
-  const float scale = bad ? __builtin_nanf("") : empty ? 0.0f : top / 16256.0f;
   const int32_t high = reduce_ints(high_sum), low = reduce_ints(low_sum);
   const size_t entry = group_entry(a, row, g);
-  a.scale[entry] = scale;
-  a.sum[entry] = scale * static_cast<float>(high * 128 + low);
+  a.scale[entry] = s.scale;
+  a.sum[entry] = static_cast<float>(high * 128 + low) * (1.0f / 128);
   a.parts[entry] = static_cast<int32_t>(static_cast<uint32_t>(high) << 16 | (static_cast<uint32_t>(low) & 0xffff));
-  if (a.lo) a.second[entry] = second;
+  if (a.lo) a.second[entry] = s.second;
 }
+
+static int clamped(int n, int most) { return n < 0 ? 0 : n < most ? n : most; }
 
 static float float_of(uint32_t bits) {
   float value;
@@ -180,9 +190,11 @@ static void prepare_f32(const float* x, int count, const Activations& a, int row
 static void prepare(const float* x, const Activations& a, int row, int k_begin, int count) {
   const int end = k_begin + count == a.k ? a.k_padded : k_begin + count;
   if (a.hi)
-    for (int k = k_begin; k < end; k += a.group) {
-      const int left = k_begin + count - k;
-      prepare_group(x + (k - k_begin), left < 0 ? 0 : left < a.group ? left : a.group, a, row, k / a.group);
+    for (int span = k_begin; span < end; span += kScaled) {
+      const int stop = span + kScaled < end ? span + kScaled : end, filled = k_begin + count;
+      const SpanScale scale = span_scale(x + (span - k_begin), clamped(filled - span, kScaled), stop - span, a);
+      for (int k = span; k < stop; k += a.group)
+        prepare_group(x + (k - k_begin), clamped(filled - k, a.group), a, row, k / a.group, scale);
     }
   if (a.bf_hi) prepare_bf16(x, count, a, row, k_begin, end);
   if (a.f32) prepare_f32(x, count, a, row, k_begin, end);

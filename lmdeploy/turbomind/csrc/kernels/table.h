@@ -5,8 +5,8 @@
 // functions, no constructors.
 //
 // Invariance: a row's result never depends on how many other rows there are. Every sum over k is either exact
-// (int32 within a group) or has one fixed order (groups ascending; k ascending in float paths), the same at every
-// number of rows and for every way a matrix is cut into tiles.
+// (int32 within a group) or has one fixed order (groups of a span, then spans, ascending; k ascending in float paths),
+// the same at every number of rows and for every way a matrix is cut into tiles.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +18,7 @@ constexpr int kRowBlock = 8;  // rows that share one activation block
 constexpr int kChunk = 128;   // tokens of one softmax chunk
 constexpr int kSplit = 512;   // tokens of one attention split: ranges start at its multiples
 constexpr int kMaxHeadDim = 512;
+constexpr int kScaled = 128;  // inputs of a row that share a scale: one or more whole groups of weights
 
 enum WeightKind : int32_t {
   kW4Zero = 0,  // w = (code - zero) * scale
@@ -49,23 +50,23 @@ struct Matrix {
 // Rows of activations prepared for a matmul. Row r lives in block r / 8; a block with m rows (8, or the rest in the
 // last one) holds [k / 4][m][4] int8 values (bf16: [k / 2][m][2], f32: [k][m]) and starts at value (r / 8) * 8 *
 // k_padded.
-//   int8 planes: a = scale * (128 * hi + lo), scale = absmax / 16256, per row and group of `group` inputs
+//   int8 planes: a = scale * (hi + lo / 128), scale = absmax / 127, per row and span: kScaled inputs, or what is left
 //   bf16 planes: a = bf_hi + bf_lo, or a = bf_hi alone when bf_lo is null
 //   f32: as it is, for Fp16
 // Which planes are present follows from the weight kinds that will read them; absent ones are null.
-// A group of a row has a second plane, lo, when its absmax is more than `threshold` times its root mean square; else
-// its values are rounded to multiples of 128 * scale and its lo is 0 wherever there is one. This rule looks at nothing
-// but the group itself, and skipping a plane of zeros changes no bit, so that no row sees its neighbours.
+// A span of a row has a second plane, lo, when its absmax is more than `threshold` times its root mean square; else
+// its values are rounded to multiples of scale and its lo is 0 wherever there is one. This rule looks at nothing
+// but the span itself, and skipping a plane of zeros changes no bit, so that no row sees its neighbours.
 struct Activations {
   int32_t rows, k, k_padded;
   int32_t group, groups;
-  float threshold;  // 0: every group has a second plane; infinity: none, and lo may be null
+  float threshold;  // 0: every span has a second plane; infinity: none, and lo may be null
   int8_t *hi, *lo;
   // Of each group, [groups][m] for each block:
-  uint8_t* second;  // 1: has a second plane; null with lo
-  float* scale;
-  float* sum;      // scale * sum(128 * hi + lo)
-  int32_t* parts;  // sum(hi) in the upper 16 bits, sum(lo) in the lower
+  uint8_t* second;  // 1: its span has a second plane; null with lo
+  float* scale;     // of its span
+  float* sum;       // sum(hi + lo / 128)
+  int32_t* parts;   // sum(hi) in the upper 16 bits, sum(lo) in the lower
   uint16_t *bf_hi, *bf_lo;
   float* f32;
 };
@@ -117,8 +118,8 @@ struct KernelTable {
   void (*matmul)(const Matrix& w, const Activations& a, int tile_begin, int tile_end, float* out, ptrdiff_t ld_out,
                  void* scratch);
   size_t (*matmul_scratch_bytes)(int k_padded);
-  // Prepares values [k_begin, k_begin + count) of one row; k_begin is a multiple of a.group (or 2 for bf16 alone) and
-  // the span ends at k or at such a multiple. Writes the planes that are present; zero-pads up to k_padded.
+  // Prepares values [k_begin, k_begin + count) of one row; k_begin is a multiple of kScaled (or 2 for bf16 alone) and
+  // they end at k or at such a multiple. Writes the planes that are present; zero-pads up to k_padded.
   // NaN and infinity in x make the group's scale NaN, so that they surface in the result.
   void (*prepare)(const float* x, const Activations& a, int row, int k_begin, int count);
   // Row `row` of a packed matrix (an embedding) as float [k].
