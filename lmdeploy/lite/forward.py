@@ -12,8 +12,8 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from lmdeploy.models.reference import Decoder, Turn, masked_scores, visible
-from lmdeploy.models.spec import AttentionSpec, ModelSpec, RopeSpec
+from lmdeploy.models.reference import ACTIVATIONS, Decoder, Turn, masked_scores, visible
+from lmdeploy.models.spec import Activation, AttentionSpec, ModelSpec, RopeSpec
 
 Observe = Callable[[str, torch.Tensor], None]  # name of a matrix without its layer, its input [tokens, K]
 _QUERIES = 256  # at once, where scores must be kept
@@ -23,11 +23,18 @@ class LayerForward:
     """Layer `index` with weights by canonical name without the prefix `layers.{index}.`."""
 
     def __init__(
-        self, spec: ModelSpec, index: int, weights: Mapping[str, torch.Tensor], observe: Observe | None = None
+        self,
+        spec: ModelSpec,
+        index: int,
+        weights: Mapping[str, torch.Tensor],
+        observe: Observe | None = None,
+        *,
+        without: str = "",
     ) -> None:
+        """without: a matrix whose product is taken as zeros, where outputs are not wanted."""
         prefix = f"layers.{index}."
         named = {prefix + name: value for name, value in weights.items()}
-        self._decoder = _Observed(spec, named, prefix, observe) if observe else Decoder(spec, named)
+        self._decoder = _Observed(spec, named, prefix, observe, without) if observe else _Fast(spec, named)
         self._spec, self._index = spec, index
         self._turns: dict[tuple[int, int], dict[RopeSpec, Turn]] = {}  # of the sizes that came last
 
@@ -51,17 +58,33 @@ class LayerForward:
         return self._decoder.ffn_block(self._index, x)
 
 
-class _Observed(Decoder):
+class _Fast(Decoder):
+    """Activations of all values at once: which bits a value gets may depend on where it stands, which only
+    engines must avoid."""
+
+    def activate(self, kind: Activation, x: torch.Tensor) -> torch.Tensor:
+        return ACTIVATIONS[kind](x)
+
+
+class _Observed(_Fast):
     """Tells what each matrix is fed, once for matrices with the same input."""
 
     def __init__(
-        self, spec: ModelSpec, weights: Mapping[str, torch.Tensor], prefix: str, observe: Observe
+        self,
+        spec: ModelSpec,
+        weights: Mapping[str, torch.Tensor],
+        prefix: str,
+        observe: Observe,
+        without: str,
     ) -> None:
         super().__init__(spec, weights)
-        self._prefix, self._observe = prefix, observe
+        self._prefix, self._observe, self._without = prefix, observe, without
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        self._observe(name.removeprefix(self._prefix), x)
+        local = name.removeprefix(self._prefix)
+        self._observe(local, x)
+        if local == self._without:
+            return x.new_zeros(len(x), self.spec.hidden_size)
         return super().linear(name, x)
 
 

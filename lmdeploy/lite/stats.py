@@ -8,6 +8,8 @@ from lmdeploy.lite.problem import InputStats
 from lmdeploy.lite.smoothing import local_linears
 from lmdeploy.models.spec import ModelSpec
 
+_PARTS = 6  # of a gram matrix, which is symmetric: of each, what is right of its diagonal block is summed
+
 
 class StatsGatherer:
     """Sums in float32, one addition for each window; matrices with the same `fed_by` share them."""
@@ -25,6 +27,10 @@ class StatsGatherer:
         if self._first[fed] == name:
             self._sums.setdefault(fed, _Sums(x.shape[1], x.device)).add(x)
 
+    def largest(self) -> dict[str, torch.Tensor]:
+        """The largest size of each input so far [K], by the first matrix that is fed it; NaN stays NaN."""
+        return {self._first[fed]: sums.max for fed, sums in self._sums.items()}
+
     def stats(self) -> dict[str, InputStats]:
         """By name of each matrix that was fed anything."""
         by_input = {fed: sums.stats() for fed, sums in self._sums.items()}
@@ -34,6 +40,8 @@ class StatsGatherer:
 class _Sums:
     def __init__(self, inputs: int, device: torch.device) -> None:
         self.tokens = 0
+        size = max(64, -(-inputs // _PARTS))
+        self._parts = [slice(i, min(i + size, inputs)) for i in range(0, inputs, size)]
         self.abs = torch.zeros(inputs, device=device)
         self.max = torch.zeros(inputs, device=device)
         self.gram = torch.zeros(inputs, inputs, device=device)
@@ -43,7 +51,11 @@ class _Sums:
         self.tokens += len(x)
         self.abs += size.sum(0)
         torch.maximum(self.max, size.amax(0), out=self.max)
-        self.gram.addmm_(x.T, x)
+        for some in self._parts:
+            self.gram[some, some.start :].addmm_(x[:, some].T, x[:, some.start :])
 
     def stats(self) -> InputStats:
+        """Once: what was not summed is filled in."""
+        for some in self._parts:
+            self.gram[some.stop :, some] = self.gram[some, some.stop :].T
         return InputStats(self.tokens, self.abs / self.tokens, self.max, self.gram.div_(self.tokens))

@@ -112,13 +112,15 @@ class Walk:
         """All windows through the layer as it is; those that are the sample."""
         if layer == 0 and not self._path(0).exists():
             self._embed()
-        forward = LayerForward(self._spec, layer, weights, gatherer.observe)
+        forward = LayerForward(self._spec, layer, weights, gatherer.observe, without="ffn.down_proj")
         sample, kept = [], sample_windows([len(ids) for ids in self._windows])
         with self._open(layer) as states:
             for some in self._batches:
                 windows = [states.read(i).to(self._device) for i in some]
                 sample += [x for i, x in zip(some, windows, strict=True) if i in kept]
-                _check_finite(forward(torch.cat(windows), len(some)), layer, "its output", some)
+                forward(torch.cat(windows), len(some))
+                for name, seen in gatherer.largest().items():
+                    _check_finite(seen, layer, f"what {name} is fed", some)
                 self._advance(f"layer {layer}: statistics", len(some))
         return sample
 

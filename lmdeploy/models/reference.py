@@ -17,7 +17,7 @@ from torch.nn import functional
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.rope import inverse_frequencies
-from lmdeploy.models.spec import AttentionSpec, FfnSpec, ModelSpec, RopeSpec
+from lmdeploy.models.spec import Activation, AttentionSpec, FfnSpec, ModelSpec, RopeSpec
 from lmdeploy.quant.tensors import GroupedTensor
 
 Past = list[tuple[torch.Tensor, torch.Tensor]]  # per layer: keys, values [kv_heads, tokens, head_dim]
@@ -26,7 +26,7 @@ Past = list[tuple[torch.Tensor, torch.Tensor]]  # per layer: keys, values [kv_he
 Attend = Callable[[int, AttentionSpec, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Turn = tuple[torch.Tensor, torch.Tensor]  # cosines and sines float32 [tokens, 1, rotary_dim / 2]
 
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
@@ -109,8 +109,12 @@ class Decoder:
         return self.linear(f"{name}.o_proj", attend(i, a, q, k, v))
 
     def _ffn(self, name: str, ffn: FfnSpec, x: torch.Tensor) -> torch.Tensor:
-        gate = each_value(_ACTIVATIONS[ffn.activation], self.linear(f"{name}.gate_proj", x))
+        gate = self.activate(ffn.activation, self.linear(f"{name}.gate_proj", x))
         return self.linear(f"{name}.down_proj", gate * self.linear(f"{name}.up_proj", x))
+
+    def activate(self, kind: Activation, x: torch.Tensor) -> torch.Tensor:
+        """The activation of a gated block, of every value."""
+        return each_value(ACTIVATIONS[kind], x)
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, in] times the matrix of that name, plus its bias."""

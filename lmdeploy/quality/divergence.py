@@ -69,7 +69,7 @@ def compare(
         hidden = []
         for number, model in enumerate(models):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lmdeploy-quality-")))
-            told = _of_several(tell, number, len(models))
+            told = _of_several(tell, number, len(models), len(windows))
             hidden.append(stack.enter_context(last_hidden(model, windows, folder, told)))
         heads = [Head(model) for model in models]
         rows: list[list[tuple[npt.NDArray[np.float64], ...]]] = [[] for _ in models]
@@ -81,12 +81,15 @@ def compare(
                 logs = [_log_softmax(head(x[some])) for head, x in zip(heads, states, strict=True)]
                 for found, log in zip(rows, logs, strict=True):
                     found.append(_row_values(logs[0], log, targets))
+            layers = sum(len(model.spec.layers) for model in models)
+            tell("distributions", layers * len(windows) + i + 1, (layers + 1) * len(windows))
     return [_joined(found, own=number == 0) for number, found in enumerate(rows)]
 
 
-def _of_several(tell: Tell, number: int, count: int) -> Tell:
+def _of_several(tell: Tell, number: int, count: int, windows: int) -> Tell:
+    """Of one model's layers, as a part of the work; `windows` steps follow when all models are through."""
     return lambda step, done, work: tell(
-        f"model {number + 1} of {count}, {step}", number * work + done, count * work
+        f"model {number + 1} of {count}, {step}", number * work + done, count * work + windows
     )
 
 

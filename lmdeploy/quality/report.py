@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from lmdeploy import __version__
-from lmdeploy.errors import ConfigError, LMDeployError
+from lmdeploy.errors import ConfigError, LMDeployError, ModelError
 from lmdeploy.lite.workspace import RECORD
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.files import is_there, read_json
@@ -141,6 +141,11 @@ def _text_figures(
     for i, reason in enumerate(refused):
         if reason:
             found[i] = divergence.compare(models[i].checkpoint, [], tokens[i].windows, tell)[0]
+    for i, model in enumerate(models):
+        if not np.isfinite(found[i].loss).all():
+            raise ModelError(
+                f"{model.path}: its logits are not finite on the held-out text; it cannot be used"
+            )
     return [(_by_domain(found[i], tokens[i]), refused[i]) for i in range(len(models))]
 
 

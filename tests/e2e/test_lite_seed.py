@@ -64,13 +64,9 @@ def test_compress_infer_and_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Samples, lengths and the port are smaller than printed, for time; every flag is there."""
     write_ptb(tmp_path / "hub")
     (tmp_path / "hf_model_dir").symlink_to(demo_directory())
-    environment = {
-        **os.environ,
-        "HF_HUB_CACHE": str(tmp_path / "hub"),
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
-    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
     words = (
         "lite auto_awq ./hf_model_dir --work-dir ./awq_model --calib-dataset ptb --calib-samples 2"
         " --calib-seqlen 64 --w-bits 4 --w-group-size 128 --batch-size 1 --no-report"

@@ -189,6 +189,13 @@ def test_another_shape_is_refused_by_name(models: list[Path], texts: tuple[str, 
     assert other.overall.bits_per_byte > 0
 
 
+def test_a_model_that_overflows_is_named(models: list[Path], texts: tuple[str, ...], tmp_path: Path) -> None:
+    write_original(tmp_path)
+    change(tmp_path, lambda name, v: v * np.float32(1e38) if "lm_head" in name else v)
+    with pytest.raises(ModelError, match="its logits are not finite"):
+        compare(models[0], [tmp_path], replace(NUMBERS, texts=texts))
+
+
 def test_one_model_alone(models: list[Path], texts: tuple[str, ...], tmp_path: Path) -> None:
     alone = compare(models[0], [], replace(NUMBERS, texts=texts))
     assert len(alone.models) == 1 and alone.original.overall.perplexity > 1

@@ -250,7 +250,7 @@ def test_earlier_results_are_replaced_with_force_and_nothing_else_is(
     ("name", "value", "words"),
     [
         ("model.layers.1.mlp.up_proj.weight", np.nan, "tensor 'model.layers.1.mlp.up_proj.weight' holds"),
-        ("model.layers.1.mlp.up_proj.weight", 3e38, "layer 1: its output is not finite"),
+        ("model.layers.1.mlp.up_proj.weight", 3e38, "layer 1: what ffn.down_proj is fed is not finite"),
     ],
 )
 def test_values_that_are_not_finite_are_named_and_leave_nothing(
