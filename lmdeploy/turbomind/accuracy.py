@@ -12,5 +12,5 @@ Accuracy = Literal["exact", "auto", "fast"]
 ALWAYS, NEVER = 0.0, float("inf")
 
 # Spans whose largest magnitude exceeds this many times their root mean square have a second plane
-# (docs/decisions/0009-accuracy.md and 0014 say what other values do).
+# (docs/decisions/0009-accuracy.md and 0015 say what other values do).
 THRESHOLDS: dict[Accuracy, float] = {"exact": ALWAYS, "auto": 7.0, "fast": 9.0}
