@@ -11,7 +11,7 @@ import torch
 from lmdeploy.lite.rounding import Grid, grid_between, group_length, in_groups, value_range
 from lmdeploy.quant.scheme import WeightScheme
 
-_SHARES = tuple(1 - 0.05 * step for step in range(11))  # of the range; below half of it nothing was gained
+_SHARES = tuple(1 - 0.05 * step for step in range(11))  # of the range
 
 
 def gram_blocks(gram: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:

@@ -21,7 +21,7 @@ from lmdeploy.lite.smoothing import SmoothingGroup, fold, fold_stats, smoothing_
 from lmdeploy.quant.scheme import WeightScheme
 from lmdeploy.quant.tensors import GroupedTensor
 
-_REFINEMENTS = 2  # of scales and codes after the first pass; more gains nothing that held-out text shows
+_REFINEMENTS = 2  # of scales and codes after the first pass; docs/decisions/0013 has what they gain
 FEWEST_TOKENS = 32  # below, statistics say more about the sample than about the matrix
 
 

@@ -60,6 +60,7 @@ def served(folder: Path, *flags: str) -> Iterator[str]:
         process.wait(30)
 
 
+@pytest.mark.timeout(900)  # thirty layers are searched; how long depends on what else the machine does
 def test_compress_infer_and_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples, lengths and the port are smaller than printed, for time; every flag is there."""
     write_ptb(tmp_path / "hub")

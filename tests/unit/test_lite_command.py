@@ -288,7 +288,7 @@ def test_a_full_disk_is_seen_before_and_cleared_after(
         ("auto_awq", ["--device", "cuda"], "--device cuda: torch sees no CUDA card here"),
         ("auto_awq", ["--batch-size", "0"], "--batch-size 0"),
         ("auto_awq", ["--calib-samples", "-1"], "--calib-samples"),
-        ("auto_awq", ["--calib-dataset", "nothing-there"], "nothing-there: no such file"),
+        ("auto_awq", ["--calib-dataset", "nothing-there"], "no such file or folder"),
         ("auto_awq", ["--target-bpw", "5", "--format", "awq"], "mixed precision needs the format"),
         ("auto_awq", ["--head-bits", "8", "--format", "awq"], "the format awq holds no embedding"),
         ("auto_awq", ["--target-bpw", "2"], "target of 2.0 bits per weight"),
