@@ -17,6 +17,7 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -102,18 +103,27 @@ class Run:
         return [*(side for side in SIDES if side.case == "original"), *chosen]
 
     def _turn(self, side: Side, model: str, judge: Judge) -> str:
-        base = {"model": model, "case": side.case, "side": side.name, "at": time.time()}
+        base = {"model": model, "case": side.case, "side": side.name, "made_of": side.made_of}
         try:
-            made = self._workshop.make(side, model)
-            found = {**judge.judge(made.path), **facts_of(made.path), **made.facts()}
+            found = self._known(side, model) or self._measured(side, model, judge)
         except (MakeError, LMDeployError) as error:
             self._records.add({"kind": "failure", **base, "error": self._shortened(str(error))})
             return f"failed: {error}"
-        self._records.add({"kind": "turn", **base, **found})
-        self._tidy(side, made)
+        self._records.add({**found, "kind": "turn", **base})
         return (
             f"perplexity {found['perplexity']:.3f}, KL {found['kl']:.4f}, {found['bits_per_weight']:.2f} bits"
         )
+
+    def _known(self, side: Side, model: str) -> dict[str, Any] | None:
+        """What was found of the same model in another table."""
+        turns = (r for r in self._records.of_kind("turn") if r["model"] == model)
+        return next((r for r in turns if r["made_of"] == side.made_of), None)
+
+    def _measured(self, side: Side, model: str, judge: Judge) -> dict[str, Any]:
+        made = self._workshop.make(side, model)
+        found = {**judge.judge(made.path), **facts_of(made.path), **made.facts(), "at": time.time()}
+        self._tidy(side, made)
+        return found
 
     def _tidy(self, side: Side, made: Made) -> None:
         if side.maker != "original" and not self._args.keep:
@@ -140,7 +150,7 @@ def parse() -> Namespace:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--sides", nargs="+", metavar="NAME", help="only those whose name holds one of these")
-    parser.add_argument("--samples", type=positive, default=128, help="of calibration")
+    parser.add_argument("--samples", type=positive, default=32, help="of calibration")
     parser.add_argument("--length", type=positive, default=512, help="tokens of a sample")
     parser.add_argument("--windows", type=positive, default=16, help=f"of {WINDOW} held-out tokens")
     parser.add_argument("--minutes", type=positive, default=240, help="longest time of a side")

@@ -2,7 +2,8 @@
 
 Whatever the format, its weights are read by `models` and computed in float32 by `models.reference`, on the
 same windows of held-out text. Of the original only the last hidden vectors are kept; its logits are computed
-again.
+again. Where a model's description asks for activations of 8 bits (W8A8), the inputs of its layers' matrices
+are rounded as it says: one symmetric scale for each token.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lmdeploy.models.checkpoint import Checkpoint
+from lmdeploy.models.files import read_json
 from lmdeploy.models.reference import Decoder, masked_scores, visible
 from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.models.spec import AttentionSpec
@@ -29,12 +30,12 @@ class Judge:
     def __init__(self, original: Path, windows: Sequence[npt.NDArray[np.int32]], skip: int) -> None:
         """skip: positions at the start of each window that are not scored."""
         self._windows, self._skip = windows, skip
-        self._decoder = _decoder(open_checkpoint(original))
+        self._decoder = _decoder(original)
         self._hidden = [_hidden(self._decoder, ids)[skip:-1] for ids in windows]
 
     def judge(self, model: Path) -> dict[str, float]:
         """perplexity, kl (mean, nats), kl_error, kl_p99, same_top (share of positions)."""
-        decoder = _decoder(open_checkpoint(model))
+        decoder = _decoder(model)
         loss, kl, same = [], [], 0
         for ids, kept in zip(self._windows, self._hidden, strict=True):
             ours = _hidden(decoder, ids)[self._skip : -1]
@@ -70,7 +71,18 @@ def facts_of(model: Path) -> dict[str, float]:
     return {"bits_per_weight": 8 * sum(info.file_bytes for info in infos) / values, "size_mb": size / 1e6}
 
 
-def _decoder(checkpoint: Checkpoint) -> Decoder:
+class ByteInputs(Decoder):
+    """Rounds what the layers' matrices multiply to 255 steps, token by token."""
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        if name.startswith("layers."):
+            scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+            x = (x / scale).round() * scale
+        return super().linear(name, x)
+
+
+def _decoder(model: Path) -> Decoder:
+    checkpoint = open_checkpoint(model)
     weights = {}
     for name in checkpoint.names():
         tensor = checkpoint.read(name)
@@ -78,7 +90,23 @@ def _decoder(checkpoint: Checkpoint) -> Decoder:
         weights[name] = torch.from_numpy(np.ascontiguousarray(values))
         checkpoint.release(name)
     checkpoint.close()
-    return Decoder(checkpoint.spec, weights)
+    kind = ByteInputs if rounds_inputs(model) else Decoder
+    return kind(checkpoint.spec, weights)
+
+
+def rounds_inputs(model: Path) -> bool:
+    """Whether config.json asks for activations of 8 bits; ValueError for other ones."""
+    file = model / "config.json"
+    groups = read_json(file).get("quantization_config", {}).get("config_groups", {}) if file.exists() else {}
+    asked = [g["input_activations"] for g in groups.values() if g.get("input_activations")]
+    expected = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    for activations in asked:
+        other = {
+            key: activations.get(key) for key, value in expected.items() if activations.get(key) != value
+        }
+        if other:
+            raise ValueError(f"{model}: activations with {other} are not computed")
+    return bool(asked)
 
 
 def _hidden(decoder: Decoder, ids: npt.NDArray[np.int32]) -> torch.Tensor:

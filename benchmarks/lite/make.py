@@ -1,4 +1,4 @@
-"""Makes the model of one side: by our command, by a rival in its environment, by llama.cpp's tools.
+"""Makes the model of one side: by our quantiser, by a rival in its environment, by llama.cpp's tools.
 
 Knows commands and files; judges nothing. What a command says goes to a log; a failure is its last line.
 """
@@ -13,12 +13,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from measure.demo import demo_model
 
 from lite.gguf_file import write_gguf
 from lite.sides import Side
 from lite.spawn import spawn
 from lite.texts import calibration
+from lmdeploy.lite.data.calibration import calibration_windows
 from lmdeploy.text.tokenizer import Tokenizer, load_tokenizer
 
 WORKERS = Path(__file__).resolve().parent / "rivals"
@@ -65,61 +68,52 @@ class Workshop:
         return makers[side.maker](side, model, target)
 
     def _ours(self, side: Side, model: str, target: Path) -> Made:
-        command, *flags = side.options
-        data: list[object] = []
-        if "--calib-samples" not in flags:
-            samples, length = side.samples or self.samples, side.length or self.length
-            data = ["--calib-samples", samples, "--calib-seqlen", length]
-            if side.text != "general":
-                data += ["--calib-dataset", self._text(side.text, samples, length)]
-        lmdeploy = [
-            sys.executable,
-            "-m",
-            "lmdeploy",
-            "lite",
-            command,
-            self.models[model],
-            "--work-dir",
-            target,
-        ]
-        return self._run([*lmdeploy, "--no-report", *flags, *data], target)
-
-    def _text(self, kind: str, samples: int, length: int) -> Path:
-        """One record for each window."""
-        file = self.out / f"{kind}-{samples}x{length}.jsonl"
-        tokenizer = self._tokenizer()
-        texts = [tokenizer.decode(ids.tolist()) for ids in calibration(tokenizer, samples, length, kind)]
-        file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        return file
-
-    def _tokenizer(self) -> Tokenizer:
-        return load_tokenizer(next(iter(self.models.values())))
+        worker = WORKERS.parent / "ours_worker.py"
+        return self._run([sys.executable, worker, self._job(side, model, target)], target)
 
     def _rival(self, side: Side, model: str, target: Path) -> Made:
+        worker = WORKERS / f"{side.package}_worker.py"
         python = self._place(side.package, "python")
-        samples = self.out / f"matching-{self.samples}x{self.length}.json"
-        windows = calibration(self._tokenizer(), self.samples, self.length)
-        samples.write_text(json.dumps([ids.tolist() for ids in windows]))
-        job = {**side.job, "model": str(self.models[model]), "out": str(target), "samples": str(samples)}
-        file = target.with_name(target.name + ".job.json")
-        file.write_text(json.dumps(job))
-        made = self._run([python, WORKERS / f"{side.package}_worker.py", file], target)
+        made = self._run([python, worker, self._job(side, model, target)], target)
         for name in ("tokenizer.json", "config.json"):
             if not (target / name).exists():
                 shutil.copy(self.models[model] / name, target / name)
         return made
 
+    def _job(self, side: Side, model: str, target: Path) -> Path:
+        windows = self._samples(side)
+        samples = target.with_name(target.name + ".samples.json")
+        samples.write_text(json.dumps([np.asarray(ids).tolist() for ids in windows]))
+        where = {"model": self.models[model], "out": target, "samples": samples}
+        file = target.with_name(target.name + ".job.json")
+        file.write_text(json.dumps({**side.job, **{name: str(path) for name, path in where.items()}}))
+        return file
+
+    def _samples(self, side: Side) -> Sequence[npt.NDArray[np.integer]]:
+        """matching: of the held-out text's kind; general: what our command takes by itself; foreign: the
+        Chinese part of that."""
+        count = self.samples if side.samples is None else side.samples
+        length = side.length or self.length
+        if side.text == "matching":
+            return calibration(self._tokenizer(), count, length) if count else []
+        source = None if side.text == "general" else "builtin-chinese"
+        return calibration_windows(source, self._tokenizer(), None, count, length).ids
+
+    def _tokenizer(self) -> Tokenizer:
+        return load_tokenizer(next(iter(self.models.values())))
+
     def _llama_cpp(self, side: Side, model: str, target: Path) -> Made:
         """With the embedding left in float16, as the other sides leave it."""
         tools = Path(self._place("llama.cpp", "bin"))
-        kind, *more = side.options
         wide = self.out / f"{model}-f16.gguf"
         if not wide.exists():
             write_gguf(self.models[model], demo_model(), wide)
         target.mkdir()
-        flags = ["--imatrix", self._matrix(tools, model, wide)] if "imatrix" in more else []
+        flags = ["--imatrix", self._matrix(tools, model, wide)] if side.job.get("imatrix") else []
         flags += ["--token-embedding-type", "f16"]
-        return self._run([tools / "llama-quantize", *flags, wide, target / "model.gguf", kind, 1], target)
+        return self._run(
+            [tools / "llama-quantize", *flags, wide, target / "model.gguf", side.job["kind"], 1], target
+        )
 
     def _matrix(self, tools: Path, model: str, wide: Path) -> Path:
         matrix = self.out / f"{model}.imatrix.gguf"

@@ -129,9 +129,11 @@ def _found(results: Results, case: str, name: str) -> list[dict[str, Any]]:
 
 def _failures(results: Results) -> str:
     lines = [f"- {model}, {case}, {side}: {error}" for (model, case, side), error in results.failures.items()]
-    missing = [f"{side.case} {side.name} ({model})" for side in SIDES for model in _missing(results, side)]
+    missing = [
+        f"{side.case}: {side.name} ({', '.join(m)})" for side in SIDES if (m := _missing(results, side))
+    ]
     if missing:
-        lines.append(f"- not measured in this run: {', '.join(missing)}")
+        lines.append(f"- not measured in this run: {'; '.join(missing)}")
     return "\n".join(["Without a figure:", "", *lines]) if lines else ""
 
 

@@ -25,10 +25,16 @@ def _methods(results: Results) -> Iterator[Target]:
     share = [results.to_plain(model, WIDE, AWQ) for model in MODELS]
     yield _worse("AWQ, group 128: increase of perplexity / plain rounding's", 0.7, share)
     name, value = results.best_ours(WIDE, lambda model, side: results.to_plain(model, WIDE, side))
-    yield Target(f"best method ({name}), group 128: increase / plain rounding's", 0.5, False, value)
+    yield Target(f"best method{_named(name)}, group 128: increase / plain rounding's", 0.5, False, value)
     name, value = results.best_ours(NARROW, results.to_rival)
     rivals = ", ".join(dict.fromkeys(filter(None, map(results.best_rival, MODELS)))) or "none ran"
-    yield Target(f"best method ({name}), group 64: increase / best rival's ({rivals})", 0.9, False, value)
+    yield Target(
+        f"best method{_named(name)}, group 64: increase / best rival's ({rivals})", 0.9, False, value
+    )
+
+
+def _named(method: str | None) -> str:
+    return "" if method is None else f" ({method})"
 
 
 def _bits(results: Results) -> Iterator[Target]:

@@ -6,10 +6,8 @@ Python. Documents go to calibration and to held-out in turn, so that both are of
 
 from __future__ import annotations
 
-import itertools
 import random
 import sysconfig
-import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -34,20 +32,8 @@ def code() -> list[str]:
     return [file.read_text(encoding="utf-8") for file in files]
 
 
-def foreign(tokens: int) -> str:
-    """Names of characters that are no Latin letters, each after its character."""
-    found = (chr(code) for code in range(0x370, 0x20000))
-    named = (f"{letter} {unicodedata.name(letter)}" for letter in found if unicodedata.name(letter, ""))
-    return "; ".join(itertools.islice(named, tokens))
-
-
-def calibration(tokenizer: Tokenizer, count: int, length: int, kind: str = "matching") -> list[Window]:
-    """kind: matching, of the held-out text's kind; or foreign, words and layout that it has nothing of."""
-    if kind == "matching":
-        return _windows(tokenizer, 0, count, length)
-    if kind == "foreign":
-        return _cut(tokenizer, [foreign(count * length)], length)[:count]
-    raise ValueError(f"no text is of kind {kind!r}")
+def calibration(tokenizer: Tokenizer, count: int, length: int) -> list[Window]:
+    return _windows(tokenizer, 0, count, length)
 
 
 def held_out(tokenizer: Tokenizer, count: int, length: int) -> list[Window]:

@@ -42,6 +42,32 @@ def test_bench_native_measures_resumes_and_names_what_is_missing(tmp_path: Path)
     assert (out / "chart.svg").read_text().startswith("<svg")
 
 
+def test_bench_lite_measures_resumes_and_names_what_is_missing(tmp_path: Path) -> None:
+    few = ["--models", "demo", "--samples", 2, "--length", 64, "--windows", 1, "--out", tmp_path]
+    sides = ["--cases", "group 128", "bits", "--sides", "plain rounding", "Q4_0"]
+    text = output("lite/bench_lite.py", *few, *sides)
+    assert "| original | 16 | " in text and "| plain rounding | 4.17 | " in text
+    assert "demo, bits, Q4_0: skipped: llama.cpp: not installed" in text
+    assert "in memory: bytes / float16's | <= 0.3 | 0.2" in text
+    again = output("lite/bench_lite.py", *few, *sides)
+    assert "plain rounding: perplexity" not in again  # nothing is measured twice
+    other = [
+        sys.executable,
+        str(BENCHMARKS / "lite" / "bench_lite.py"),
+        "--windows",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
+    done = subprocess.run(other, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "give --fresh or another --out" in done.stderr
+
+
+def test_readers_names_packages_that_are_not_there(tmp_path: Path) -> None:
+    text = output("lite/readers.py", "--rivals", tmp_path / "none.toml", "--out", tmp_path)
+    assert text.count("skipped: not installed") == 7 and "| w8a8, 8 bits, even | llmcompressor" in text
+
+
 def test_engine_overhead() -> None:
     text = output("engine_overhead.py", "--steps", 20, "--model", demo_gguf())
     assert "| 1 x 512 |" in text and "| 64 | " in text

@@ -2,7 +2,7 @@
 
 Fenced blocks are run in the order of their file, in an empty folder: `bash` and `python` must exit with 0,
 `bash server` is a server that stays up until the file ends. `make` commands are what runs this test: for them
-only the target is looked up.
+only the target is looked up. `my-model` is the demo model as a Hugging Face directory.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from demo_directory import demo_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.M | re.S)
@@ -116,6 +117,8 @@ def test_commands_of_page(page: Path, tmp_path: Path) -> None:
     found = blocks(page)
     running = [b for b in found if b.server]
     assert len(running) <= 1, "one server a page"
+    if any("my-model" in b.text for b in found):
+        (tmp_path / "my-model").symlink_to(demo_directory())
     before = found[: found.index(running[0])] if running else found
     for block in before:
         run(block, tmp_path)

@@ -15,7 +15,7 @@ from lite.sides import AWQ, BEST, CURVE, GPTQ, NARROW, PLAIN, SIDES, SMOOTH, WID
 from lite.sizes import share_of_float16
 from lite.spawn import spawn
 from lite.targets import targets
-from lite.texts import calibration, foreign, held_out
+from lite.texts import calibration, held_out
 from measure.records import Records
 
 
@@ -114,8 +114,8 @@ def test_the_report_names_figures_failures_and_what_is_missing(tmp_path: Path) -
     found.add(failure)
     text = write_report(found, tmp_path)
     assert "| smooth_quant | 4.25 | 10.100 (+1.0%) | 0.1000 | 1.000 | 10.150 (+1.5%)" in text
-    assert "- demo, group 64, AutoAWQ: skipped: no" in text and "AutoAWQ (twin)" in text
-    assert "group 64 AutoAWQ (demo)" not in text
+    assert "- demo, group 64, AutoAWQ: skipped: no" in text and "group 64: AutoAWQ (twin)" in text
+    assert "group 64: llm-compressor AWQ (demo, twin)" in text
     assert (tmp_path / "chart.svg").read_text().startswith("<svg")
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
@@ -162,7 +162,6 @@ def test_held_out_text_is_in_no_calibration() -> None:
     assert again == windows["calibration"][:100]
     with pytest.raises(ValueError, match="were asked for"):
         calibration(Letters(), 10**7, 64)  # type: ignore[arg-type]
-    assert "ALPHA" in foreign(100) and len(calibration(Letters(), 3, 50, "foreign")) == 3  # type: ignore[arg-type]
 
 
 def test_a_command_is_measured_and_ended(tmp_path: Path) -> None:
@@ -180,7 +179,7 @@ def test_a_rival_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(MakeError, match="skipped: gptqmodel: no wheel fits"):
         shop.make(Side(NARROW, "x", "rival", package="gptqmodel"), "demo")
     with pytest.raises(MakeError, match=r"skipped: llama.cpp: not installed \(benchmarks/lite/setup.py"):
-        shop.make(Side(CURVE, "Q4_0", "llama.cpp", ("Q4_0",)), "demo")
+        shop.make(Side(CURVE, "Q4_0", "llama.cpp", {"kind": "Q4_0"}), "demo")
 
 
 def test_answers() -> None:

@@ -23,18 +23,23 @@ def quantise(job: Job) -> None:
 
 
 def read(job: Job) -> None:
-    import torch
-    from awq import AutoAWQForCausalLM
-    from awq.modules.linear import WQLinear_GEMM
-    from awq.utils.packing_utils import dequantize_gemm
-    from safetensors.torch import save_file
+    """Its models need a GPU or a package that is no longer made, so its unpacking is called by itself."""
+    from pathlib import Path
 
-    model = AutoAWQForCausalLM.from_quantized(job["model"], fuse_layers=False, device_map="cpu")
+    import torch
+    from awq.models._config import AwqConfig
+    from awq.utils.packing_utils import dequantize_gemm
+    from safetensors.torch import load_file, save_file
+
+    config = AwqConfig.from_pretrained(job["model"])
+    tensors = {}
+    for file in sorted(Path(job["model"]).glob("*.safetensors")):
+        tensors.update(load_file(file))
     found = {}
-    for name, module in model.model.named_modules():
-        if isinstance(module, WQLinear_GEMM):
-            parts = module.qweight, module.qzeros, module.scales.to(torch.float32)
-            found[name] = dequantize_gemm(*parts, module.w_bit, module.group_size).T.contiguous()
+    for name in [n.removesuffix(".qweight") for n in tensors if n.endswith(".qweight")]:
+        weight, zeros, scales = (tensors[f"{name}.{part}"] for part in ("qweight", "qzeros", "scales"))
+        values = dequantize_gemm(weight, zeros, scales.to(torch.float32), config.w_bit, config.q_group_size)
+        found[name] = values.T.contiguous()
     save_file(found, job["out"])
 
 

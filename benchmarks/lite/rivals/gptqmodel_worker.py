@@ -25,14 +25,19 @@ def quantise(job: Job) -> None:
 
 
 def read(job: Job) -> None:
+    """Each matrix multiplies the unit vectors: exact, whichever of its kernels the package takes."""
+    import torch
     from gptqmodel import BACKEND, GPTQModel
+    from gptqmodel.nn_modules.qlinear import BaseQuantLinear
     from safetensors.torch import save_file
 
-    model = GPTQModel.load(job["model"], device="cpu", backend=BACKEND.TORCH)
+    model = GPTQModel.load(job["model"], device="cpu", backend=BACKEND.TORCH, dtype=torch.float16)
     found = {}
-    for name, module in model.model.named_modules():
-        if hasattr(module, "dequantize_weight"):
-            found[name] = module.dequantize_weight().T.float().contiguous()
+    with torch.inference_mode():
+        for name, module in model.model.named_modules():
+            if isinstance(module, BaseQuantLinear):
+                unit = torch.eye(module.in_features, dtype=torch.float16)
+                found[name] = module(unit).float().T.contiguous()
     save_file(found, job["out"])
 
 

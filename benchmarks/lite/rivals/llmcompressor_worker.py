@@ -52,18 +52,22 @@ def quantise(job: Job) -> None:
 
 
 def read(job: Job) -> None:
-    from compressed_tensors.quantization import QuantizationConfig  # noqa: F401  (the reader that is tested)
+    """compressed-tensors in transformers: each matrix, or what it makes of the unit vectors."""
+    import torch
     from safetensors.torch import save_file
-    from torch.nn import Linear
     from transformers import AutoModelForCausalLM
-    from transformers.utils.quantization_config import CompressedTensorsConfig
 
-    config = CompressedTensorsConfig(run_compressed=False)
-    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype="float32", quantization_config=config)
-    found = {
-        n: m.weight.detach().float().contiguous() for n, m in model.named_modules() if isinstance(m, Linear)
-    }
-    save_file({name: values for name, values in found.items() if name != "lm_head"}, job["out"])
+    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype="float32")
+    found = {}
+    with torch.inference_mode():
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear) and name != "lm_head":
+                if hasattr(module, "weight"):
+                    values = module.weight
+                else:
+                    values = module(torch.eye(module.in_features)).T
+                found[name] = values.detach().float().clone(memory_format=torch.contiguous_format)
+    save_file(found, job["out"])
 
 
 if __name__ == "__main__":
