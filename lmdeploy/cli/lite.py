@@ -225,6 +225,8 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
         raise ConfigError(f"--keep {args.keep}: a number of layers is expected")
     if args.keep and args.target_bpw is not None:
         raise ConfigError("--keep and --target-bpw both say which layers get more bits; give one of them")
+    if args.target_bpw is not None and not 0 < args.target_bpw < 16:
+        raise ConfigError(f"--target-bpw {args.target_bpw:g}: a number of bits below 16 is expected")
     if not 0 < args.damping < 1:
         raise ConfigError(f"--damping {args.damping}: a share between 0 and 1 is expected")
     return Recipe(

@@ -123,6 +123,8 @@ def quantise_model(
                 schemes, line = settle.schemes(schemes, calibration.windows)
                 notes.append(line)
             schemes |= outside
+            if not any(schemes.values()):
+                raise ConfigError("every matrix would stay as it is: keep fewer layers, or ask for fewer bits")
             export = Export(checkpoint, workspace.partial, writer, schemes, dtype)
             walk = Walk(checkpoint, calibration.windows, workspace.work, tell, device=device, at_once=at_once)
             walk.run(quantiser(recipe), schemes, export)
