@@ -232,9 +232,9 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
     return Recipe(
         method=args.method if args.calib_samples else "rtn",
         scheme=WeightScheme(args.w_bits, args.w_group_size, args.w_sym),
-        search_scale=args.search_scale,
+        search_scale=args.search_scale and args.calib_samples > 0,
         clip=args.clip and args.calib_samples > 0,
-        act_order=args.act_order,
+        act_order=args.act_order and args.calib_samples > 0,
         damping=args.damping,
         keep=args.keep,
         keep_bits=args.keep_bits,
@@ -249,6 +249,7 @@ def _format(args: argparse.Namespace) -> str:
     mixed = args.lite_command != "smooth_quant" and (
         args.target_bpw is not None or args.keep > 0 or args.head_bits == 8
     )
+    mixed = mixed or (args.lite_command == "auto_awq" and args.w_bits == 8)  # its own files hold 4 bits
     if mixed or args.lite_command != "auto_gptq":
         return _MIXED if mixed else _FORMATS[args.lite_command][0]
     return "gptq" if args.w_sym else "gptq_v2"  # version 1 has no zero point of 0
@@ -295,8 +296,8 @@ def _say_done(done: Done, recipe: Recipe, seconds: float) -> None:
     errors = [one.error for linears, _ in done.layers for one in linears]
     share = done.bytes / done.source_bytes
     print(
-        f"{done.directory}: {recipe.method}, {done.bits_per_weight:.2f} bits per weight, error of a matrix"
-        f" {100 * sum(errors) / len(errors):.2f} % (mean), weight files {done.bytes / 1e6:.0f} MB"
+        f"{done.directory}: {recipe.method}, {done.bits_per_weight:.2f} bits per weight in the layers,"
+        f" error of a matrix {100 * sum(errors) / len(errors):.2f} % (mean), weight files {done.bytes / 1e6:.0f} MB"
         f" ({100 * share:.0f} % of {done.source_bytes / 1e6:.0f} MB), written in {seconds:.0f} s"
         + (" and an earlier run" if done.resumed else "")
     )

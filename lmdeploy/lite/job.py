@@ -58,8 +58,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """layers: of each the matrices, and notes. bits_per_weight: over all quantised matrices. sizes: bytes of
-    weight files, before and after. resumed: whether some layers were there from an earlier run."""
+    """layers: of each the matrices, and notes. bits_per_weight: over the quantised matrices of the
+    layers. sizes: bytes of weight files, before and after. resumed: whether some layers were there from an
+    earlier run."""
 
     directory: Path
     layers: tuple[tuple[list[LinearReport], list[str]], ...]
@@ -111,6 +112,8 @@ def quantise_model(
     """
     with opened(source) as checkpoint:
         writer, dtype = WRITERS[output.format], FLOATS[output.dtype] if output.dtype else None
+        if recipe.keep > len(checkpoint.spec.layers):
+            raise ConfigError(f"--keep {recipe.keep}: the model has {len(checkpoint.spec.layers)} layers")
         check_format(recipe, writer)
         schemes, notes = even_schemes(checkpoint, recipe, writer)
         outside = outside_schemes(checkpoint.spec, writer) if recipe.head_bits == 8 else {}
@@ -124,7 +127,9 @@ def quantise_model(
                 notes.append(line)
             schemes |= outside
             if not any(schemes.values()):
-                raise ConfigError("every matrix would stay as it is: keep fewer layers, or ask for fewer bits")
+                raise ConfigError(
+                    "every matrix would stay as it is: keep fewer layers, or ask for fewer bits"
+                )
             export = Export(checkpoint, workspace.partial, writer, schemes, dtype)
             walk = Walk(checkpoint, calibration.windows, workspace.work, tell, device=device, at_once=at_once)
             walk.run(quantiser(recipe), schemes, export)
@@ -135,7 +140,7 @@ def quantise_model(
             done = Done(
                 output.directory,
                 layers,
-                _bits(checkpoint, schemes),
+                _bits(checkpoint, {name: s for name, s in schemes.items() if name not in outside}),
                 sum(checkpoint.info(name).file_bytes for name in checkpoint.names()),
                 sum(file.stat().st_size for file in workspace.partial.glob("*.safetensors")),
                 (*checkpoint.notes, *notes),

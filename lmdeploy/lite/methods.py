@@ -104,9 +104,7 @@ class _Layer:
         weight = self._weights[f"{name}.weight"]
         bits = scheme.bits_per_weight(weight.shape[1])
         if not self._seen(name):
-            grid = full_grid(weight, scheme)
-            few = f"{self._stats[name].tokens if name in self._stats else 0} tokens seen: rounded plainly"
-            return grid.tensor(grid.codes(weight)), LinearReport(name, bits, 0.0, few)
+            return self._unseen(name, weight, full_grid(weight, scheme), bits)
         gram = self._stats[name].gram
         grid = clipped_grid(weight, scheme, gram) if self._steps.clip else full_grid(weight, scheme)
         if self._steps.compensate:
@@ -116,6 +114,15 @@ class _Layer:
         error = _output_error(weight, grid.values(codes), gram)
         size = _output_error(weight, torch.zeros_like(weight), gram)
         return grid.tensor(codes), LinearReport(name, bits, error / size if size > 0 else 0.0)
+
+    def _unseen(
+        self, name: str, weight: torch.Tensor, grid: Grid, bits: float
+    ) -> tuple[GroupedTensor, LinearReport]:
+        """Without statistics: rounded plainly, and the error is that of the weights."""
+        codes, tokens = grid.codes(weight), self._stats[name].tokens if name in self._stats else 0
+        lost, size = (float(x.square().sum()) for x in (grid.values(codes) - weight, weight))
+        note = f"{tokens} tokens seen: rounded plainly, the error is that of the weights"
+        return grid.tensor(codes), LinearReport(name, bits, lost / size if size > 0 else 0.0, note)
 
     def _compensated(self, weight: torch.Tensor, grid: Grid, gram: torch.Tensor) -> tuple[Grid, torch.Tensor]:
         recipe = self._recipe

@@ -55,7 +55,8 @@ class LayerProblem:
 
 @dataclass(frozen=True, slots=True)
 class LinearReport:
-    """What quantising one matrix did. error: |(W - Q) x|^2 / |W x|^2 over the calibration inputs."""
+    """What quantising one matrix did. error: |(W - Q) x|^2 / |W x|^2 over the calibration inputs, or
+    |W - Q|^2 / |W|^2 where there were too few (then `note` says so)."""
 
     name: str
     bits_per_weight: float

@@ -282,7 +282,11 @@ def test_a_full_disk_is_seen_before_and_cleared_after(
     ("command", "flags", "words"),
     [
         ("auto_awq", ["--w-bits", "3"], "invalid choice"),
-        ("auto_awq", ["--w-bits", "8"], "no matrix can be written in the format awq, which holds 4 bits"),
+        (
+            "auto_awq",
+            ["--w-bits", "8", "--format", "awq"],
+            "no matrix can be written in the format awq, which holds 4 bits",
+        ),
         ("auto_awq", ["--format", "gptq"], "no matrix can be written in the format gptq, which has no zero"),
         ("auto_awq", ["--w-group-size", "100"], "--w-group-size 100 cannot be written"),
         ("auto_awq", ["--device", "cuda"], "--device cuda: torch sees no CUDA card here"),
@@ -296,7 +300,8 @@ def test_a_full_disk_is_seen_before_and_cleared_after(
         ("auto_awq", ["--keep", "-1"], "--keep -1"),
         ("auto_awq", ["--target-bpw", "nan"], "--target-bpw nan"),
         ("auto_awq", ["--target-bpw", "99"], "--target-bpw 99"),
-        ("auto_awq", ["--keep", "99", "--keep-bits", "16"], "every matrix would stay as it is"),
+        ("auto_awq", ["--keep", "2", "--keep-bits", "16"], "every matrix would stay as it is"),
+        ("auto_awq", ["--keep", "99"], "--keep 99: the model has 2 layers"),
         ("auto_gptq", ["--damping", "2"], "--damping 2.0"),
         ("auto_gptq", ["--kv-bits", "8"], "--kv-bits does not exist: the key/value cache needs no file"),
         ("smooth_quant", ["--quant-dtype", "fp8"], "--quant-dtype fp8 cannot be written"),
