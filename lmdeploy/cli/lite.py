@@ -297,9 +297,9 @@ def _say_done(done: Done, recipe: Recipe, seconds: float) -> None:
     share = done.bytes / done.source_bytes
     print(
         f"{done.directory}: {recipe.method}, {done.bits_per_weight:.2f} bits per weight in the layers,"
-        f" error of a matrix {100 * sum(errors) / len(errors):.2f} % (mean), weight files {done.bytes / 1e6:.0f} MB"
-        f" ({100 * share:.0f} % of {done.source_bytes / 1e6:.0f} MB), written in {seconds:.0f} s"
-        + (" and an earlier run" if done.resumed else "")
+        f" error of a matrix {100 * sum(errors) / len(errors):.2f} % (mean), weight files"
+        f" {done.bytes / 1e6:.0f} MB ({100 * share:.0f} % of {done.source_bytes / 1e6:.0f} MB),"
+        f" written in {seconds:.0f} s" + (" and an earlier run" if done.resumed else "")
     )
 
 
