@@ -82,7 +82,7 @@ def _add_common_flags(parser: argparse.ArgumentParser) -> None:
     add("--calib-samples", type=int, default=128, metavar="N", help="windows of text; 0: none (default: 128)")
     add("--calib-seqlen", type=int, default=2048, metavar="N", help="tokens of a window (default: 2048)")
     add("--seed", type=int, default=0, metavar="N", help="of the choice of windows (default: 0)")
-    add("--batch-size", type=int, default=1, metavar="N", help="windows computed at once (default: 1)")
+    add("--batch-size", type=int, metavar="N", help="windows computed at once (default: 2,048 tokens)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute (default: cpu)")
     add("--revision", metavar="TEXT", help="branch, tag or commit of a hub id")
     add("--download-dir", metavar="DIR", help="the hub cache to use, for models and data sets")
@@ -262,7 +262,7 @@ def _data(args: argparse.Namespace, source: Path) -> CalibrationSet:
     from lmdeploy.text.chat_template import load_chat_template
     from lmdeploy.text.tokenizer import load_tokenizer
 
-    if args.batch_size < 1:
+    if args.batch_size is not None and args.batch_size < 1:
         raise ConfigError(f"--batch-size {args.batch_size}: a number of windows above 0 is expected")
     check_device(args.device)
     tokenizer = load_tokenizer(source)

@@ -26,7 +26,7 @@ def calibrate(
     tell: Tell,
     force: bool = False,
     device: str = "cpu",
-    at_once: int = 1,
+    at_once: int | None = None,
 ) -> None:
     """Write the statistics. Errors as `job.quantise_model`."""
     with opened(source) as checkpoint:

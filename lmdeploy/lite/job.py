@@ -104,7 +104,7 @@ def quantise_model(
     output: Output,
     tell: Tell,
     device: str = "cpu",
-    at_once: int = 1,
+    at_once: int | None = None,
 ) -> Done:
     """Write the quantised model. ConfigError, CapacityError, ModelError: then nothing is left of it.
 
