@@ -150,6 +150,13 @@ def test_too_little_text(tmp_path: Path) -> None:
     path.write_text("tiny")
     tiny = windows(str(path), samples=128)
     assert tiny.ids.shape == (1, 4) and "there are 1 of 4 (4 of 8192 tokens)" in tiny.warnings[0]
+    assert [p["windows"] for p in tiny.description["parts"]] == [1]
+
+
+def test_an_empty_name_is_not_the_mixture() -> None:
+    """As an unset variable of a shell would give it."""
+    with pytest.raises(ConfigError, match="--calib-dataset is empty"):
+        windows(" ", samples=1)
 
 
 def test_what_one_source_lacks_the_others_give(tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def calibration_windows(
     warning that gives the numbers. ConfigError when a source is not there or has no text. download_dir: the
     hub cache.
     """
+    if source is not None and not source.strip():
+        raise ConfigError("--calib-dataset is empty: name a file, a folder or a known data set")
     if samples < 0 or seqlen < 8:
         raise ConfigError("--calib-samples must be at least 0 and --calib-seqlen at least 8.")
     if not samples:
@@ -76,11 +78,11 @@ def calibration_windows(
     streams = [_Stream(part, cutter, room, seed, download_dir) for part in _parts(source)]
     warnings = [warning for stream in streams for warning in stream.notes.warnings(stream.part.name)]
     _fill(streams, samples)
+    if not any(stream.taken for stream in streams):
+        longest = max(streams, key=lambda stream: len(stream.rest()))
+        longest.taken.append(longest.rest())
     windows = [window for stream in streams for window in stream.taken]
     _shuffle(windows, seed)
-    short = not windows
-    if short:
-        windows = [max((stream.rest() for stream in streams), key=len)]
     ids = np.array(windows, np.int64)
     if not ids.size:
         raise ConfigError(f"--calib-dataset {source}: its text gives no tokens.")
