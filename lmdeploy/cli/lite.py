@@ -109,7 +109,12 @@ def _add_scheme_flags(parser: argparse.ArgumentParser, name: str) -> None:
         help=f"{methods[0]}, or both: scales first, then rounding that makes errors good (default:"
         f" {default_method(name)})",
     )
-    add("--act-order", action=argparse.BooleanOptionalAction, default=True, help="gptq: large inputs first")
+    add(
+        "--act-order",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="gptq: large inputs first (default)",
+    )
     add("--damping", type=float, default=0.01, metavar="X", help="gptq: share of the mean added (0.01)")
     add("--target-bpw", type=float, metavar="X", help="mean bits per weight, shared out by sensitivity")
     add("--keep", type=int, default=0, metavar="N", help="so many most sensitive layers get more bits")

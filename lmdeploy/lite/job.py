@@ -58,7 +58,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """layers: of each the matrices, and notes. bits_per_weight: over the quantised matrices of the
+    """layers: of each the matrices, and notes. bits_per_weight: over the matrices of all
     layers. sizes: bytes of weight files, before and after. resumed: whether some layers were there from an
     earlier run."""
 
@@ -140,7 +140,7 @@ def quantise_model(
             done = Done(
                 output.directory,
                 layers,
-                _bits(checkpoint, {name: s for name, s in schemes.items() if name not in outside}),
+                _bits(checkpoint, schemes),
                 sum(checkpoint.info(name).file_bytes for name in checkpoint.names()),
                 sum(file.stat().st_size for file in workspace.partial.glob("*.safetensors")),
                 (*checkpoint.notes, *notes),
@@ -293,12 +293,13 @@ def _job(checkpoint: Checkpoint, recipe: Recipe, calibration: Calibration, outpu
 
 
 def _bits(checkpoint: Checkpoint, schemes: Schemes) -> float:
-    """Mean over all weights that are quantised."""
+    """Mean over all weights of the layers' matrices, with 16 for those that stay as they are."""
     bits, values = 0.0, 0
     for name, scheme in schemes.items():
-        if scheme is not None:
+        if name.startswith("layers."):
             n, k = checkpoint.info(f"{name}.weight").shape
-            bits, values = bits + n * k * scheme.bits_per_weight(k), values + n * k
+            bits += n * k * (16 if scheme is None else scheme.bits_per_weight(k))
+            values += n * k
     return bits / values
 
 

@@ -81,7 +81,7 @@ def _item(line: str, where: str, number: int) -> Item:
         raise ConfigError(f"{where}: {problem}")
     for name in record:
         if name not in _FIELDS:
-            raise ConfigError(f"{where}: there is no field {name!r} (there are: {', '.join(_FIELDS)})")
+            raise ConfigError(f"{where}: there is no field {name!r} (known: {', '.join(_FIELDS)})")
     before, turn = _question(record, where)
     most = record.get("max_tokens", 256)
     if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= _MOST_TOKENS:

@@ -200,6 +200,7 @@ def test_fused_projections_are_split_by_rows(tmp_path: Path) -> None:
 
     class Fused:
         family, layers, norm = "test", spec.layers[:1], spec.norm
+        tie_embeddings = False
 
         def tensors(self) -> Any:
             for part in ("gate", "up"):

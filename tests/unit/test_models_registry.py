@@ -171,7 +171,7 @@ def test_model_format_must_agree_with_the_files(tmp_path: Path) -> None:
             open_checkpoint(path, bad)
         with pytest.raises(ModelError, match=f"model_format is 'awq', but the files are '{good}'"):
             open_checkpoint(path, "awq")
-        readable = "hf, gguf, awq, gptq, compressed-tensors, fp8"
+        readable = "hf, gguf, awq, gptq, compressed-tensors, fp8, smooth_quant"
         for unread in ("mxfp4", "foo"):
             with pytest.raises(ModelError, match=rf"'{unread}' cannot be read \(readable: {readable}\)"):
                 open_checkpoint(path, unread)

@@ -211,7 +211,9 @@ def _whole(text: str, file: Path) -> Iterator[Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: not JSON, nor JSON lines: {str(error).splitlines()[0]}.") from None
+        raise ConfigError(
+            f"{file}: not JSON, nor JSON lines: {str(error).splitlines()[0].rstrip('.')}."
+        ) from None
     yield from _rows(value)
 
 
@@ -267,7 +269,9 @@ def _parquet(file: Path, notes: Notes) -> Iterator[dict[str, Any]]:
         for batch in table.iter_batches(batch_size=256, columns=names):
             yield from batch.to_pylist()
     except (arrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{file}: not a readable Parquet file: {str(error).splitlines()[0]}.") from None
+        raise ConfigError(
+            f"{file}: not a readable Parquet file: {str(error).splitlines()[0].rstrip('.')}."
+        ) from None
 
 
 def _arrow() -> Any:
