@@ -125,7 +125,7 @@ def gguf_sizes(fields: Fields, file: GGUFFile) -> Sizes:
     """From GGUF metadata; embeddings are tied when the file has no output matrix."""
     if fields.get("expert_count") not in (None, 0):
         raise fields.fail(
-            "expert_count", f"is {fields.get('expert_count')}; mixtures of experts are not supported"
+            "expert_count", f"is {shown(fields.get('expert_count'))}; mixtures of experts are not supported"
         )
     layers = fields.integer("block_count", most=LARGEST_LAYER_COUNT)
     hidden = fields.integer("embedding_length")
