@@ -71,7 +71,7 @@ def main() -> None:
     config = TurbomindEngineConfig(
         num_threads=args.num_threads, max_batch_size=4, cache_max_entry_count=0.2, session_len=4096
     )
-    runtime = resolve(args.model, config)
+    runtime = resolve(str(args.model), config)
     engine = build_engine(runtime)
     engine.add(Request("stream", np.ones(16, np.int32), max_new_tokens=longest, streams=True))
     engine.step()

@@ -13,4 +13,4 @@ ALWAYS, NEVER = 0.0, float("inf")
 
 # Spans whose largest magnitude exceeds this many times their root mean square have a second plane
 # (docs/decisions/0009-accuracy.md and 0015 say what other values do).
-THRESHOLDS: dict[Accuracy, float] = {"exact": ALWAYS, "auto": 7.0, "fast": 9.0}
+THRESHOLDS: dict[Accuracy, float] = {"exact": ALWAYS, "auto": 4.0, "fast": 9.0}
