@@ -255,7 +255,7 @@ def left_behind(folder: Path) -> list[str]:
 
 def test_too_little_disk_is_said_before(smoke_model: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(conversion.shutil, "disk_usage", lambda _: (1 << 30, 0, 1 << 20))
-    with pytest.raises(CapacityError, match=r"would take .* free on the disk"):
+    with pytest.raises(CapacityError, match=r"would take .* free on its disk"):
         convert(smoke_model, tmp_path / "packed")
     assert left_behind(tmp_path) == []
 
