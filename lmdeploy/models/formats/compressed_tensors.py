@@ -46,11 +46,11 @@ _HEAD = "lm_head"  # as most readers call the output matrix
 
 @dataclass(frozen=True, slots=True)
 class PackQuantized:
-    """group_size: inputs per scale, -1: one group."""
+    """group_size: inputs per scale, -1: one group, None: as the shapes say, in whole groups."""
 
     bits: int
     symmetric: bool
-    group_size: int
+    group_size: int | None
     name: str = _NAME
     marks: tuple[str, ...] = ("weight_packed",)
     parts: tuple[str, ...] = (
@@ -66,7 +66,12 @@ class PackQuantized:
     def matrix(self, module: Module) -> Matrix:
         n, words = module.plane("weight_packed", ("I32",))
         k = words * 32 // self.bits
-        groups = Groups.of(k, self.group_size)
+        rows, count = module.plane("weight_scale", FLOATS)
+        if self.group_size is None and k % count:
+            raise module.fail(
+                "weight_scale", f"has shape {[rows, count]}, which does not fit {[n, k]} weights"
+            )
+        groups = self._groups(k, count)
         module.check("weight_scale", FLOATS, (n, groups.stored))
         if not self.symmetric or "weight_zero_point" in module.headers:
             module.check("weight_zero_point", ("I32",), (-(-n * self.bits // 32), groups.stored))
@@ -78,7 +83,7 @@ class PackQuantized:
 
     def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
         codes, order = unpack(parts["weight_packed"], self.bits), None
-        groups = Groups.of(codes.shape[1], self.group_size)
+        groups = self._groups(codes.shape[1], parts["weight_scale"].shape[1])
         if "weight_g_idx" in parts and groups.stored > 1:
             order = order_of(module, "weight_g_idx", parts["weight_g_idx"], groups.stored_size)
             codes = np.take(codes, order, axis=1)
@@ -92,13 +97,17 @@ class PackQuantized:
     def stored(self, module: Module, parts: Mapping[str, Array]) -> StoredMatrix | None:
         words = parts["weight_packed"]
         data, shape = words.view(np.uint8), (words.shape[0], words.shape[1] * 32 // self.bits)
-        groups = Groups.of(shape[1], self.group_size)
+        groups = self._groups(shape[1], parts["weight_scale"].shape[1])
         if ("weight_g_idx" in parts and groups.stored > 1) or (self.bits == 8 and not self.symmetric):
             return None
         scales, zeros, group = *self._grid(module, parts, groups), groups.size
         if self.bits == 8:
             return StoredMatrix("words8", data, shape, group, scales=scales)
         return StoredMatrix("words4", data, shape, group, scales=scales, zeros=zeros)
+
+    def _groups(self, k: int, count: int) -> Groups:
+        """Of k inputs with `count` scales."""
+        return Groups.of(k, k // count if self.group_size is None else self.group_size)
 
     def _grid(
         self, module: Module, parts: Mapping[str, Array], groups: Groups
@@ -207,7 +216,10 @@ def _of_group(form: str, weights: Options) -> Scheme:
         weights.one_of("strategy", ("group", "channel", "tensor"))
         return Bytes(symmetric)
     grouped = weights.one_of("strategy", ("group", "channel")) == "group"
-    return PackQuantized(bits, symmetric, weights.group_size() if grouped else -1)
+    if not grouped:
+        return PackQuantized(bits, symmetric, -1)
+    told = weights.values.get("group_size") is not None
+    return PackQuantized(bits, symmetric, weights.group_size() if told else None)
 
 
 def _refuse_more(options: Options) -> None:
