@@ -106,12 +106,13 @@ def run(block: Block, folder: Path) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, f"line {block.line}:\n{block.text}\n{done.stdout}\n{done.stderr}"
 
 
+@pytest.mark.timeout(1800)  # pages that quantise take a minute or two for each model on a quiet machine
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_commands_of_page(page: Path, tmp_path: Path) -> None:
     found = blocks(page)
