@@ -134,7 +134,7 @@ def _serve(args: argparse.Namespace, engine: EngineConfig) -> int:
     from lmdeploy.runtime.messages import Recipe
     from lmdeploy.runtime.resolve import plan_table, resolve
     from lmdeploy.serve.launch import Listener, bind, run_server
-    from lmdeploy.serve.openai.served import SAMPLING_DEFAULTS, Served
+    from lmdeploy.serve.served import SAMPLING_DEFAULTS, Served, Server
 
     set_up(args.log_level)
     ssl = (env.SSL_KEYFILE.text(), env.SSL_CERTFILE.text()) if args.ssl else (None, None)
@@ -152,11 +152,13 @@ def _serve(args: argparse.Namespace, engine: EngineConfig) -> int:
         )
         print(_sampling_line(frontend.sampling_defaults, SAMPLING_DEFAULTS), end="", flush=True)
         client = ProcessClient(Recipe.of("lmdeploy.runtime.build:build_engine", config))
-        served = Served(frontend, client, args.model_path, tuple(args.model_name), _options(args))
+        served = Served(frontend, client, args.model_path, tuple(args.model_name), args.max_log_len)
         port = sock.getsockname()[1]
         # While the engine loads: in the middle of other people's streams it would be a pause.
         Thread(target=frontend.tokenizer.prepare, daemon=True).start()
-        run_server(served, sock, listener, lambda: _announce(args, port, served.ids))
+        run_server(
+            Server((served,), _options(args)), sock, listener, lambda: _announce(args, port, served.ids)
+        )
     return 0
 
 
@@ -174,7 +176,7 @@ def _announce(args: argparse.Namespace, port: int, names: tuple[str, ...]) -> No
 
 
 def _options(args: argparse.Namespace) -> Any:
-    from lmdeploy.serve.openai.served import ServerOptions
+    from lmdeploy.serve.served import ServerOptions
 
     return ServerOptions(
         api_keys=tuple(args.api_keys),
@@ -183,6 +185,5 @@ def _options(args: argparse.Namespace) -> Any:
         allow_headers=tuple(args.allow_headers),
         allow_credentials=args.allow_credentials,
         max_requests=args.max_concurrent_requests,
-        max_log_len=args.max_log_len,
         docs=not args.disable_fastapi_docs,
     )

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from lmdeploy.serve.openai.errors import HttpError, error_body
+from lmdeploy.serve.errors import HttpError, error_body
 
 HEAD_SECONDS = 30.0  # from the connection, or from the first byte of a later request, to the end of its head
 BODY_SECONDS = 60.0  # from the end of the head to the end of the body

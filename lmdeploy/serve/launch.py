@@ -18,9 +18,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from lmdeploy.errors import ConfigError, LMDeployError
+from lmdeploy.runtime.client import ProcessClient
+from lmdeploy.serve.app import build_app
 from lmdeploy.serve.connection import Connection
-from lmdeploy.serve.openai.app import build_app
-from lmdeploy.serve.openai.served import Served
+from lmdeploy.serve.served import Server
 
 DRAIN_SECONDS = 30.0
 MAX_FILES = 4096  # that the server process may hold open, where the system allows it
@@ -70,14 +71,14 @@ class _WebServer(uvicorn.Server):  # type: ignore[misc]
         yield
 
 
-def run_server(served: Served, sock: socket.socket, listener: Listener, announce: Callable[[], None]) -> None:
+def run_server(server: Server, sock: socket.socket, listener: Listener, announce: Callable[[], None]) -> None:
     """Serve until a signal comes. `announce` is called when the engine can answer.
 
     SIGTERM and SIGINT: refuse what is new, finish what runs within DRAIN_SECONDS, end; a second one ends at
     once. Raises what the engine raised while it was starting.
     """
     _allow_many_connections()
-    _run(_Life(served, sock, listener, announce).run())
+    _run(_Life(server, sock, listener, announce).run())
 
 
 def _allow_many_connections() -> None:
@@ -101,11 +102,11 @@ class _Life:
     """One run of the server from start to end."""
 
     def __init__(
-        self, served: Served, sock: socket.socket, listener: Listener, announce: Callable[[], None]
+        self, server: Server, sock: socket.socket, listener: Listener, announce: Callable[[], None]
     ) -> None:
-        self._served = served
+        self._server = server
         self._sock = sock
-        self._web = _WebServer(_web_config(build_app(served), listener))
+        self._web = _WebServer(_web_config(build_app(server), listener))
         self._announce = announce
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -121,7 +122,7 @@ class _Life:
                 await self._stop.wait()
             await self._drain()
         finally:
-            await self._served.client.close()
+            await asyncio.gather(*(client.close() for client in self._clients()))
             self._web.should_exit = True
             await web
 
@@ -130,7 +131,7 @@ class _Life:
 
     async def _engine_started(self) -> bool:
         """False when a signal came first."""
-        start = asyncio.ensure_future(self._served.client.start())
+        start = asyncio.ensure_future(self._start_engines())
         stop = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
@@ -142,10 +143,21 @@ class _Life:
             await start
         return False
 
+    async def _start_engines(self) -> None:
+        """One after the other: loading takes every core already."""
+        for client in self._clients():
+            await client.start()
+
+    async def _drain_engines(self) -> None:
+        await asyncio.gather(*(client.drain(DRAIN_SECONDS) for client in self._clients()))
+
+    def _clients(self) -> list[ProcessClient]:
+        return [served.client for served in self._server.models]
+
     async def _drain(self) -> None:
         """Until what runs has finished, the limit has passed or a second signal has come."""
-        self._served.draining = True
-        drain = asyncio.ensure_future(self._served.client.drain(DRAIN_SECONDS))
+        self._server.draining = True
+        drain = asyncio.ensure_future(self._drain_engines())
         stop = asyncio.ensure_future(self._stop_now.wait())
         await asyncio.wait([drain, stop], return_when=asyncio.FIRST_COMPLETED)
         for one in (drain, stop):

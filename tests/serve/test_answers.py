@@ -10,7 +10,7 @@ from serve_engine import CRASH
 from serve_fakes import ANSWER, Api, api
 from serve_wire import USAGE, counts, read_chat, read_completion
 
-from lmdeploy.serve.openai.served import ServerOptions
+from lmdeploy.serve.served import ServerOptions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

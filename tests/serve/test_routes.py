@@ -106,7 +106,7 @@ async def test_request_ids(server: Api) -> None:
 
 async def test_full_server(server: Api) -> None:
     full = server.configure(max_requests=1)
-    full.served.active = 1
+    full.server.active = 1
     response = await full.chat()
     assert error_of(response, 429, "rate_limit_error")["code"] == "rate_limit_exceeded"
     assert response.headers["retry-after"]
@@ -114,7 +114,7 @@ async def test_full_server(server: Api) -> None:
 
 async def test_draining_server(server: Api) -> None:
     draining = server.configure()
-    draining.served.draining = True
+    draining.server.draining = True
     response = await draining.chat()
     assert error_of(response, 503, "server_error")["code"] == "service_unavailable"
     assert (await draining.http.get("/health")).status_code == 503

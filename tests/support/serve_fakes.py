@@ -14,8 +14,8 @@ from serve_engine import FACTORY
 
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.messages import Recipe
-from lmdeploy.serve.openai.app import build_app
-from lmdeploy.serve.openai.served import SAMPLING_DEFAULTS, Served, ServerOptions
+from lmdeploy.serve.app import build_app
+from lmdeploy.serve.served import SAMPLING_DEFAULTS, Served, Server, ServerOptions
 
 MODEL = "./models/byte-model"
 TEXT = "Hello, wörld 👩‍👩‍👧! Then more.$"  # an answer; "$" stands for its end
@@ -35,9 +35,10 @@ async def engine_client(**config: Any) -> AsyncIterator[ProcessClient]:
 class Api:
     """A server in this process, its engine in another one, and clients for both of its faces."""
 
-    def __init__(self, served: Served) -> None:
-        self.served = served
-        self.app = build_app(served)
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.served = server.models[0]
+        self.app = build_app(server)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://server")
         self.openai = openai.AsyncOpenAI(
@@ -53,7 +54,7 @@ class Api:
 
     def configure(self, **options: Any) -> Api:
         """The same engine behind a server with other options."""
-        return Api(replace(self.served, options=ServerOptions(**options)))
+        return Api(replace(self.server, options=ServerOptions(**options)))
 
 
 @asynccontextmanager
@@ -67,4 +68,4 @@ async def api(
     """An Api whose model answers with `script`; "$" stands for its end."""
     async with engine_client(script=script, **config) as client:
         frontend = make_frontend(session_len, defaults={**SAMPLING_DEFAULTS, **(defaults or {})})
-        yield Api(Served(frontend, client, MODEL, options=options or ServerOptions()))
+        yield Api(Server((Served(frontend, client, MODEL),), options or ServerOptions()))

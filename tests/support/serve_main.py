@@ -13,17 +13,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.messages import Recipe
 from lmdeploy.serve import connection, launch
-from lmdeploy.serve.openai.app import build_app
-from lmdeploy.serve.openai.served import SAMPLING_DEFAULTS, Served, ServerOptions
+from lmdeploy.serve.app import build_app
+from lmdeploy.serve.served import SAMPLING_DEFAULTS, Served, Server, ServerOptions
 
 
-def with_stats(served: Served) -> ASGIApp:
+def with_stats(server: Server) -> ASGIApp:
     """The application and a route that tells what the engine holds."""
-    app = build_app(served)
+    app = build_app(server)
 
     async def outer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == "/stats":
-            await JSONResponse(await served.client.stats())(scope, receive, send)
+            await JSONResponse(await server.models[0].client.stats())(scope, receive, send)
         else:
             await app(scope, receive, send)
 
@@ -39,12 +39,12 @@ def main() -> None:
     frontend = make_frontend(settings.pop("session_len", 512), defaults=SAMPLING_DEFAULTS)
     launch.build_app = with_stats
     client = ProcessClient(Recipe.of(FACTORY, settings))
-    served = Served(frontend, client, "byte-model", options=options)
+    server = Server((Served(frontend, client, "byte-model"),), options)
     with launch.bind("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
         listener = launch.Listener("127.0.0.1", port)
         print(port, flush=True)
-        launch.run_server(served, sock, listener, lambda: print("ready", client.pid, flush=True))
+        launch.run_server(server, sock, listener, lambda: print("ready", client.pid, flush=True))
 
 
 if __name__ == "__main__":

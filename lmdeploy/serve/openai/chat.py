@@ -16,13 +16,13 @@ from starlette.responses import Response
 from lmdeploy.engine.request import TokenLogprobs
 from lmdeploy.runtime.chat_input import normalise_messages
 from lmdeploy.runtime.generate import Choice, Delta
-from lmdeploy.serve.openai.generation import Answer, Generation, Piece, Whole, request_id
+from lmdeploy.serve.generation import Answer, Generation, Piece, Whole, request_id
 from lmdeploy.serve.openai.logprobs import chat_logprobs, printed
 from lmdeploy.serve.openai.prompts import chat_prompt
 from lmdeploy.serve.openai.protocol import ChatBody, parse_body
-from lmdeploy.serve.openai.served import Reply, Served
 from lmdeploy.serve.openai.streaming import ChunkStream
-from lmdeploy.serve.openai.transport import from_body, json_response, while_connected
+from lmdeploy.serve.served import Reply, Served, Server
+from lmdeploy.serve.transport import from_body, json_response, while_connected
 
 _ROLE = {"role": "assistant", "content": ""}
 
@@ -37,20 +37,20 @@ class Chat:
     generation: Generation
 
 
-async def chat_completions(served: Served, request: Request) -> Response:
-    chat = await from_body(request, served, _prepare)
+async def chat_completions(server: Server, request: Request) -> Response:
+    chat = await from_body(request, server, _prepare)
     if chat.body.stream:
         chunks = _Chunks(chat)
         options = chat.body.stream_options
         stream = ChunkStream(chat.generation, chat.reply, "chat.completion.chunk", options, chunks.choices_of)
-        return await stream.response(request, served.options.keep_alive)
+        return await stream.response(request, server.options.keep_alive)
     return await while_connected(request.receive, _whole(chat))
 
 
-def _prepare(served: Served, raw: bytearray) -> Chat:
+def _prepare(server: Server, raw: bytearray) -> Chat:
     """Everything that can fail before generation."""
     body: ChatBody = parse_body(ChatBody, raw)
-    model = served.name_for(body.model)
+    served, model = server.model(body.model)
     messages = normalise_messages(body.messages)
     limit = body.max_completion_tokens or body.max_tokens
     config = body.generation_config(limit, _logprobs(body))

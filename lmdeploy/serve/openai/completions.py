@@ -16,13 +16,13 @@ from starlette.responses import Response
 from lmdeploy.config import GenerationConfig
 from lmdeploy.engine.request import TokenLogprobs
 from lmdeploy.runtime.generate import Choice, Delta
-from lmdeploy.serve.openai.generation import Answer, Generation, Piece, Whole, request_id
+from lmdeploy.serve.generation import Answer, Generation, Piece, Whole, request_id
 from lmdeploy.serve.openai.logprobs import CompletionLogprobs, floored
 from lmdeploy.serve.openai.prompts import Prompt, completion_prompts
 from lmdeploy.serve.openai.protocol import CompletionBody, parse_body
-from lmdeploy.serve.openai.served import Reply, Served
 from lmdeploy.serve.openai.streaming import ChunkStream
-from lmdeploy.serve.openai.transport import from_body, json_response, while_connected
+from lmdeploy.serve.served import Reply, Served, Server
+from lmdeploy.serve.transport import from_body, json_response, while_connected
 from lmdeploy.text.detokenize import Detokenizer
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's; short on purpose there, and what clients of this route expect
@@ -42,22 +42,22 @@ class Completion:
         return self.prompts[answer.index // self.generation.per_prompt]
 
 
-async def completions(served: Served, request: Request) -> Response:
-    completion = await from_body(request, served, _prepare)
+async def completions(server: Server, request: Request) -> Response:
+    completion = await from_body(request, server, _prepare)
     if completion.body.stream:
         chunks = _Chunks(completion)
         options = completion.body.stream_options
         stream = ChunkStream(
             completion.generation, completion.reply, "text_completion", options, chunks.choices_of
         )
-        return await stream.response(request, served.options.keep_alive)
+        return await stream.response(request, server.options.keep_alive)
     return await while_connected(request.receive, _whole(completion))
 
 
-def _prepare(served: Served, raw: bytearray) -> Completion:
+def _prepare(server: Server, raw: bytearray) -> Completion:
     """Everything that can fail before generation; one bad prompt fails the request."""
     body: CompletionBody = parse_body(CompletionBody, raw)
-    model = served.name_for(body.model)
+    served, model = server.model(body.model)
     prompts = completion_prompts(served, body)
     config = body.generation_config(*_limits(body))
     per_prompt = body.best_of or body.choices

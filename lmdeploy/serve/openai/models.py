@@ -6,17 +6,18 @@ from typing import Any
 
 from starlette.responses import Response
 
-from lmdeploy.serve.openai.served import Served
-from lmdeploy.serve.openai.transport import json_response
+from lmdeploy.serve.served import Served, Server
+from lmdeploy.serve.transport import json_response
 
 
-def list_models(served: Served) -> Response:
-    return json_response({"object": "list", "data": [_card(served, name) for name in served.ids]})
+def list_models(server: Server) -> Response:
+    cards = [_card(served, name) for served in server.models for name in served.ids]
+    return json_response({"object": "list", "data": cards})
 
 
-def get_model(served: Served, name: str) -> Response:
+def get_model(server: Server, name: str) -> Response:
     """The card of one model; the id may contain slashes. Raises ModelNotServedError."""
-    return json_response(_card(served, served.name_for(name)))
+    return json_response(_card(*server.model(name)))
 
 
 def _card(served: Served, name: str) -> dict[str, Any]:

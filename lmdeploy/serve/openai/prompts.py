@@ -12,7 +12,7 @@ from lmdeploy.errors import ContextLengthError, InvalidValueError, shorten
 from lmdeploy.runtime.chat_input import check_template_kwargs
 from lmdeploy.runtime.generate import Frontend
 from lmdeploy.serve.openai.protocol import ChatBody, CompletionBody
-from lmdeploy.serve.openai.served import Served
+from lmdeploy.serve.served import Served
 
 _OWN_FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 MAX_ANSWERS = 2048  # of one request, prompts times choices

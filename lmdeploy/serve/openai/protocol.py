@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from lmdeploy.config import GenerationConfig
 from lmdeploy.errors import InvalidValueError, RequestError
-from lmdeploy.serve.openai.errors import from_validation
+from lmdeploy.serve.errors import from_validation
 
 logger = logging.getLogger("lmdeploy.serve")
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from starlette.requests import Request
 
-from lmdeploy.serve.openai.generation import Generation, Piece
+from lmdeploy.serve.generation import Generation, Piece
 from lmdeploy.serve.openai.protocol import StreamOptions
-from lmdeploy.serve.openai.served import Reply
-from lmdeploy.serve.openai.sse import KEEP_ALIVE, ChunkWriter, encode, ending_well
-from lmdeploy.serve.openai.transport import EventStream, while_connected
+from lmdeploy.serve.served import Reply
+from lmdeploy.serve.sse import KEEP_ALIVE, ChunkWriter, encode, ending_well
+from lmdeploy.serve.transport import EventStream, while_connected
 
 Moments = AsyncGenerator[list[Piece], None]
 

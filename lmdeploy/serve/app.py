@@ -19,22 +19,22 @@ from starlette.types import ASGIApp
 
 from lmdeploy import __version__
 from lmdeploy.errors import LMDeployError
-from lmdeploy.serve.openai import errors
+from lmdeploy.serve import errors
+from lmdeploy.serve.middleware import HEALTH_PATHS, Admission, ApiKeys, RequestIds
 from lmdeploy.serve.openai.chat import chat_completions
 from lmdeploy.serve.openai.completions import completions
-from lmdeploy.serve.openai.middleware import HEALTH_PATHS, Admission, ApiKeys, RequestIds
 from lmdeploy.serve.openai.models import get_model, list_models
 from lmdeploy.serve.openai.protocol import ChatBody, CompletionBody
-from lmdeploy.serve.openai.served import Served
-from lmdeploy.serve.openai.transport import json_response
+from lmdeploy.serve.served import Server
+from lmdeploy.serve.transport import json_response
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def build_app(served: Served) -> ASGIApp:
-    """The whole application for one served model."""
-    options = served.options
-    app: ASGIApp = Admission(_routes(served), served)
+def build_app(server: Server) -> ASGIApp:
+    """The whole application."""
+    options = server.options
+    app: ASGIApp = Admission(_routes(server), server)
     app = RequestIds(ApiKeys(app, options.api_keys))
     return CORSMiddleware(
         app,
@@ -46,14 +46,14 @@ def build_app(served: Served) -> ASGIApp:
     )
 
 
-def _routes(served: Served) -> FastAPI:
+def _routes(server: Server) -> FastAPI:
     app = FastAPI(
         title="LMDeploy",
         version=__version__,
         # The framework's own explorers load their scripts from other hosts; the document itself needs none.
         docs_url=None,
         redoc_url=None,
-        openapi_url="/openapi.json" if served.options.docs else None,
+        openapi_url="/openapi.json" if server.options.docs else None,
         redirect_slashes=False,
     )
     app.add_exception_handler(LMDeployError, errors.on_known_error)
@@ -61,12 +61,12 @@ def _routes(served: Served) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, errors.on_bug)
     for path in HEALTH_PATHS:
-        _get(app, path, lambda _: _health(served), in_schema=path == "/health")
+        _get(app, path, lambda _: _health(server), in_schema=path == "/health")
     _get(app, "/version", lambda _: _version())
-    _get(app, "/v1/models", lambda _: _async(list_models(served)))
-    _get(app, "/v1/models/{name:path}", lambda r: _async(get_model(served, r.path_params["name"])))
-    _post(app, "/v1/chat/completions", lambda r: chat_completions(served, r), ChatBody)
-    _post(app, "/v1/completions", lambda r: completions(served, r), CompletionBody)
+    _get(app, "/v1/models", lambda _: _async(list_models(server)))
+    _get(app, "/v1/models/{name:path}", lambda r: _async(get_model(server, r.path_params["name"])))
+    _post(app, "/v1/chat/completions", lambda r: chat_completions(server, r), ChatBody)
+    _post(app, "/v1/completions", lambda r: completions(server, r), CompletionBody)
     return app
 
 
@@ -116,12 +116,12 @@ async def _async(response: Response) -> Response:
     return response
 
 
-async def _health(served: Served) -> Response:
-    """200 when the engine can answer."""
-    if served.client.ready and not served.draining:
-        return json_response({"status": "ok"})
-    body = {"status": "draining" if served.draining else "engine not ready"}
-    return Response(msgspec.json.encode(body), 503, media_type="application/json")
+async def _health(server: Server) -> Response:
+    """200 when every engine can answer."""
+    if server.draining or not all(served.client.ready for served in server.models):
+        body = {"status": "draining" if server.draining else "engine not ready"}
+        return Response(msgspec.json.encode(body), 503, media_type="application/json")
+    return json_response({"status": "ok"})
 
 
 async def _version() -> Response:

@@ -14,8 +14,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmdeploy.errors import AuthenticationError, EngineDeadError, LMDeployError, OverloadedError
-from lmdeploy.serve.openai.errors import error_response
-from lmdeploy.serve.openai.served import Served
+from lmdeploy.serve.errors import error_response
+from lmdeploy.serve.served import Server
 
 HEALTH_PATHS = ("/health", "/ping", "/v1/health")
 OPEN_PATHS = frozenset((*HEALTH_PATHS, "/openapi.json"))
@@ -90,9 +90,9 @@ class Admission:
     A request counts from the end of its body on: whoever does not finish one takes no place from others.
     """
 
-    def __init__(self, app: ASGIApp, served: Served) -> None:
+    def __init__(self, app: ASGIApp, server: Server) -> None:
         self._app = app
-        self._served = served
+        self._server = server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -108,20 +108,20 @@ class Admission:
             if message["type"] == "http.request" and not message.get("more_body", False) and not held:
                 if (late := self._refusal()) is not None:
                     raise late
-                self._served.active += 1
+                self._server.active += 1
                 held = True
             return message
 
         try:
             await self._app(scope, receive_and_count, send)
         finally:
-            self._served.active -= held
+            self._server.active -= held
 
     def _refusal(self) -> LMDeployError | None:
-        if self._served.draining:
+        if self._server.draining:
             return EngineDeadError("The server is shutting down.")
-        if self._served.active >= self._served.options.max_requests:
+        if self._server.active >= self._server.options.max_requests:
             return OverloadedError(
-                f"The server already holds {self._served.active} requests; try again later."
+                f"The server already holds {self._server.active} requests; try again later."
             )
         return None

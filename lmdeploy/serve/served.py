@@ -1,4 +1,4 @@
-"""What all routes share: the model that is served, its names, the engine behind it and the server's limits.
+"""What all routes share: the models that are served, each with names and engine, and the server's limits.
 
 Knows no HTTP.
 """
@@ -39,7 +39,6 @@ class ServerOptions:
     max_bodies: int = MAX_BODIES  # of all bodies that are being read or parsed; more are answered 429
     max_requests: int = 1024  # POST requests held at once; more are answered 429
     keep_alive: float = 15.0  # silence after which a stream gets a comment line
-    max_log_len: int | None = None  # characters of a prompt in the log; None: all
     docs: bool = True
 
 
@@ -64,17 +63,14 @@ class Reply:
 
 @dataclass(slots=True)
 class Served:
-    """One model behind one engine."""
+    """One model behind one engine. `log_len`: characters of a prompt in the log; None: all."""
 
     frontend: Frontend
     client: ProcessClient
     model: str  # as typed at the command line
     extra_names: tuple[str, ...] = ()
-    options: ServerOptions = field(default_factory=ServerOptions)
+    log_len: int | None = None
     created: int = field(default_factory=lambda: int(time.time()))
-    draining: bool = False
-    active: int = 0  # POST requests that are being answered
-    body_bytes: int = 0  # of bodies that are being read or parsed
     max_characters: int = field(init=False)  # of a prompt; no tokenizer could make a longer one fit
 
     def __post_init__(self) -> None:
@@ -108,15 +104,27 @@ class Served:
         """At level REQUEST: the prompt as the model sees it."""
         if logger.isEnabledFor(REQUEST):
             text = self.frontend.tokenizer.decode(ids, skip_special_tokens=False)
-            logger.log(REQUEST, "%s: %d tokens: %r", reply_id, len(ids), text[: self.options.max_log_len])
+            logger.log(REQUEST, "%s: %d tokens: %r", reply_id, len(ids), text[: self.log_len])
 
-    def name_for(self, asked: str | None) -> str:
-        """The name to answer with. Raises ModelNotServedError."""
+
+@dataclass(slots=True)
+class Server:
+    """All served models, and what is counted over all of them."""
+
+    models: tuple[Served, ...]
+    options: ServerOptions = field(default_factory=ServerOptions)
+    draining: bool = False
+    active: int = 0  # POST requests that are being answered
+    body_bytes: int = 0  # of bodies that are being read or parsed
+
+    def model(self, asked: str | None) -> tuple[Served, str]:
+        """The model a request is for, and the name to answer with. Raises ModelNotServedError."""
         if asked is None:
-            return self.ids[0]
-        if asked not in self.names:
-            listed = ", ".join(f"`{name}`" for name in self.names)
-            raise ModelNotServedError(
-                f"The model `{asked[:200]}` does not exist; this server answers to {listed}.", param="model"
-            )
-        return asked
+            return self.models[0], self.models[0].ids[0]
+        for served in self.models:
+            if asked in served.names:
+                return served, asked
+        listed = ", ".join(f"`{name}`" for served in self.models for name in served.names)
+        raise ModelNotServedError(
+            f"The model `{asked[:200]}` does not exist; this server answers to {listed}.", param="model"
+        )

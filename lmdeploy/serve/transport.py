@@ -17,30 +17,30 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from lmdeploy.errors import OverloadedError
-from lmdeploy.serve.openai.errors import HttpError
-from lmdeploy.serve.openai.served import Served
-from lmdeploy.serve.openai.sse import HEADERS
+from lmdeploy.serve.errors import HttpError
+from lmdeploy.serve.served import Server
+from lmdeploy.serve.sse import HEADERS
 
 T = TypeVar("T")
 
 _INLINE_BYTES = 16 << 10  # below this, parsing and encoding take less than handing them to a thread
 
 
-async def from_body(request: Request, served: Served, prepare: Callable[[Served, bytearray], T]) -> T:
-    """`prepare(served, body)`; the JSON body counts as held until then, and nothing here keeps it longer.
+async def from_body(request: Request, server: Server, prepare: Callable[[Server, bytearray], T]) -> T:
+    """`prepare(server, body)`; the JSON body counts as held until then, and nothing here keeps it longer.
 
     Raises HttpError 413 and 415, and OverloadedError when the bodies of all requests become too large.
     """
     body = bytearray()
     try:
-        await _read_body(request, served, body)
-        return await _off_loop(len(body), prepare, served, body)
+        await _read_body(request, server, body)
+        return await _off_loop(len(body), prepare, server, body)
     finally:
-        served.body_bytes -= len(body)
+        server.body_bytes -= len(body)
 
 
-async def _read_body(request: Request, served: Served, body: bytearray) -> None:
-    limit = served.options.max_body
+async def _read_body(request: Request, server: Server, body: bytearray) -> None:
+    limit = server.options.max_body
     kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if kind != "application/json":
         raise HttpError(415, f"Content-Type must be application/json, got {kind[:100]!r}.")
@@ -49,10 +49,10 @@ async def _read_body(request: Request, served: Served, body: bytearray) -> None:
         raise _too_large(limit)
     async for piece in request.stream():
         body += piece
-        served.body_bytes += len(piece)
+        server.body_bytes += len(piece)
         if len(body) > limit:
             raise _too_large(limit)
-        if served.body_bytes > served.options.max_bodies:
+        if server.body_bytes > server.options.max_bodies:
             raise OverloadedError(
                 "The server already holds as many bytes of requests as it may; try again later."
             )

@@ -11,7 +11,7 @@ from contextlib import aclosing
 import msgspec
 
 from lmdeploy.errors import LMDeployError
-from lmdeploy.serve.openai.errors import error_body, internal_error, logger
+from lmdeploy.serve.errors import error_body, internal_error, logger
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
