@@ -81,7 +81,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     )
     add("--max-log-len", type=int, metavar="N", help="characters of a prompt that are logged (default: all)")
     add("--disable-metrics", action="store_true", help="no effect: no metrics are collected")
-    add("--disable-fastapi-docs", action="store_true", help="no /openapi.json")
+    add("--disable-fastapi-docs", action="store_true", help="no /openapi.json and no /docs")
 
 
 def _add_model_flags(group: argparse._ArgumentGroup) -> None:
