@@ -17,7 +17,7 @@ from lmdeploy.engine.prefix_cache import PrefixCache
 from lmdeploy.engine.request import Request, Sequence, TokenEvent, TokenLogprobs
 from lmdeploy.engine.scheduler import EngineOptions, Scheduler
 from lmdeploy.engine.speculation import Speculation
-from lmdeploy.engine.stats import StepStats, Totals
+from lmdeploy.engine.stats import StepNotes, StepStats, Totals
 from lmdeploy.engine.stopping import finish_reason, update_bias
 from lmdeploy.errors import EngineDeadError, EngineError, RequestError, error_kind
 
@@ -48,11 +48,17 @@ class Engine:
         self._live: dict[str, Sequence] = {}
         self._ended: dict[str, TokenEvent] = {}  # last events of requests that ended between steps
         self._arrivals = 0
+        self.notes = StepNotes()
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to tell."""
         return bool(self._live or self._ended)
+
+    @property
+    def longest_step(self) -> float:
+        """Seconds that a step with all the tokens it may have is expected to take; 0: not known."""
+        return self._scheduler.longest_step
 
     def add(self, request: Request) -> None:
         """Queue a request. One that can never be served ends with an "error" event in the next step.
@@ -97,12 +103,14 @@ class Engine:
         events = list(self._ended.values())
         self._ended.clear()
         rows = self._scheduler.plan()
+        self.notes = StepNotes(0, self._scheduler.bound, tuple(self._scheduler.started))
         if not rows:
             return events
         if self._speculation is not None:
             rows = self._speculation.extend(rows, self._scheduler)
         batch = self._packer.pack(rows)
         self._totals.steps += 1
+        self.notes.tokens = batch.num_tokens
         try:
             result = self._execute(batch)
         except EngineDeadError:
@@ -119,7 +127,7 @@ class Engine:
             self._speculation.close()
 
     def stats(self) -> StepStats:
-        pool = self._cache.pool
+        pool, size = self._cache.pool, self._caps.block_size
         return StepStats(
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
@@ -127,6 +135,7 @@ class Engine:
             blocks_free=pool.num_free,
             blocks_held=pool.num_held,
             blocks_cached=pool.num_cached,
+            unused_tokens=sum(s.num_blocks * size - s.num_computed for s in self._scheduler.running),
             totals=replace(self._totals),
         )
 

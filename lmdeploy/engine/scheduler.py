@@ -15,7 +15,7 @@ from lmdeploy.engine.batch import Row
 from lmdeploy.engine.executor import Capabilities
 from lmdeploy.engine.prefix_cache import PrefixCache
 from lmdeploy.engine.request import Sequence
-from lmdeploy.engine.stats import Totals
+from lmdeploy.engine.stats import Bound, Totals
 from lmdeploy.engine.step_cost import StepCost, StreamGap
 
 
@@ -46,6 +46,13 @@ class Scheduler:
         self._cache = cache
         self._pool = cache.pool
         self._totals = totals
+        self.bound: Bound | None = None  # why the latest plan left somebody waiting
+        self.started: list[str] = []  # requests that the latest plan admitted for the first time
+
+    @property
+    def longest_step(self) -> float:
+        """Seconds that a step of `max_tokens` is expected to take; 0: not known."""
+        return self._step_cost.step(self.max_tokens) if self._step_cost is not None else 0.0
 
     def add(self, seq: Sequence) -> None:
         self.waiting.append(seq)
@@ -58,8 +65,11 @@ class Scheduler:
     def plan(self) -> list[Row]:
         """Rows for one step, never empty while a sequence is unfinished; each has its blocks."""
         preemptions = self._totals.preemptions
+        self.bound, self.started = None, []
         self._grow()
-        if self.waiting and self._totals.preemptions == preemptions:
+        if self._totals.preemptions > preemptions:
+            self.bound = "kv_blocks"
+        elif self.waiting:
             self._admit()
         return self._rows()
 
@@ -120,12 +130,17 @@ class Scheduler:
         older = [s.length - s.num_computed for s in self.running if s.order < seq.order]
         decoding = older.count(1)
         budget = min(self._max_prefill, self.max_tokens - decoding)
-        return len(older) < self._max_rows and sum(older) - decoding < budget
+        if len(older) >= self._max_rows:
+            self.bound = "max_batch_size"
+        elif sum(older) - decoding >= budget:
+            self.bound = "prefill_budget"
+        return self.bound is None
 
     def _make_room(self, seq: Sequence, found: list[int]) -> bool:
         """Whether rows and blocks suffice, if need be after preempting sequences younger than this one."""
         while not self._fits(seq, found):
             if not self.running or self.running[-1].order < seq.order:
+                self.bound = "max_batch_size" if len(self.running) >= self._max_rows else "kv_blocks"
                 return False
             self._preempt(self.running[-1])
         return True
@@ -155,6 +170,7 @@ class Scheduler:
         if seq.preempted:
             totals.resumed_tokens += tokens
             return
+        self.started.append(seq.request.request_id)
         seq.cached_tokens = tokens
         totals.cached_tokens += tokens
         totals.prompt_tokens += seq.num_prompt

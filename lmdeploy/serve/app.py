@@ -20,7 +20,8 @@ from starlette.types import ASGIApp
 from lmdeploy import __version__
 from lmdeploy.errors import LMDeployError
 from lmdeploy.serve import errors
-from lmdeploy.serve.middleware import HEALTH_PATHS, Admission, ApiKeys, RequestIds
+from lmdeploy.serve.metrics import metrics
+from lmdeploy.serve.middleware import HEALTH_PATHS, Admission, ApiKeys, Requests
 from lmdeploy.serve.openai.chat import chat_completions
 from lmdeploy.serve.openai.completions import completions
 from lmdeploy.serve.openai.models import get_model, list_models
@@ -35,7 +36,7 @@ def build_app(server: Server) -> ASGIApp:
     """The whole application."""
     options = server.options
     app: ASGIApp = Admission(_routes(server), server)
-    app = RequestIds(ApiKeys(app, options.api_keys))
+    app = Requests(ApiKeys(app, options.api_keys), server.answered)
     return CORSMiddleware(
         app,
         allow_origins=options.allow_origins,
@@ -63,6 +64,8 @@ def _routes(server: Server) -> FastAPI:
     for path in HEALTH_PATHS:
         _get(app, path, lambda _: _health(server), in_schema=path == "/health")
     _get(app, "/version", lambda _: _version())
+    if server.options.metrics:
+        _get(app, "/metrics", lambda _: metrics(server))
     _get(app, "/v1/models", lambda _: _async(list_models(server)))
     _get(app, "/v1/models/{name:path}", lambda r: _async(get_model(server, r.path_params["name"])))
     _post(app, "/v1/chat/completions", lambda r: chat_completions(server, r), ChatBody)

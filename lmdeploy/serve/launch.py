@@ -21,6 +21,7 @@ from lmdeploy.errors import ConfigError, LMDeployError
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.serve.app import build_app
 from lmdeploy.serve.connection import Connection
+from lmdeploy.serve.monitor import Monitor
 from lmdeploy.serve.served import Server
 
 DRAIN_SECONDS = 30.0
@@ -116,12 +117,14 @@ class _Life:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         web = loop.create_task(self._web.serve(sockets=[self._sock]))
+        monitor = loop.create_task(Monitor(self._server).run())
         try:
             if await self._engine_started():
                 self._announce()
                 await self._stop.wait()
             await self._drain()
         finally:
+            monitor.cancel()
             await asyncio.gather(*(client.close() for client in self._clients()))
             self._web.should_exit = True
             await web
