@@ -6,7 +6,7 @@ Knows no file and no rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 import torch
@@ -30,11 +30,16 @@ class LayerForward:
         observe: Observe | None = None,
         *,
         without: str = "",
+        rounded: Collection[str] = (),
     ) -> None:
-        """without: a matrix whose product is taken as zeros, where outputs are not wanted."""
+        """without: a matrix whose product is taken as zeros, where outputs are not wanted. rounded: matrices
+        whose inputs are rounded to 8 bits, token by token."""
         prefix = f"layers.{index}."
         named = {prefix + name: value for name, value in weights.items()}
-        self._decoder = _Observed(spec, named, prefix, observe, without) if observe else _Fast(spec, named)
+        if observe:
+            self._decoder: Decoder = _Observed(spec, named, prefix, observe, without)
+        else:
+            self._decoder = _Fast(spec, named, frozenset(prefix + name for name in rounded))
         self._spec, self._index = spec, index
         self._turns: dict[tuple[int, int], dict[RopeSpec, Turn]] = {}  # of the sizes that came last
 
@@ -60,7 +65,16 @@ class LayerForward:
 
 class _Fast(Decoder):
     """Activations of all values at once: which bits a value gets may depend on where it stands, which only
-    engines must avoid."""
+    engines must avoid. rounded: full names of the matrices that multiply bytes."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: Mapping[str, torch.Tensor], rounded: Collection[str] = ()
+    ) -> None:
+        super().__init__(spec, weights)
+        self._rounded = rounded
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return super().linear(name, as_bytes(x) if name in self._rounded else x)
 
     def activate(self, kind: Activation, x: torch.Tensor) -> torch.Tensor:
         return ACTIVATIONS[kind](x)
@@ -86,6 +100,12 @@ class _Observed(_Fast):
         if local == self._without:
             return x.new_zeros(len(x), self.spec.hidden_size)
         return super().linear(name, x)
+
+
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    """x [tokens, K] rounded to 255 steps, one symmetric scale for each token."""
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+    return (x / scale).round() * scale
 
 
 def over_windows(

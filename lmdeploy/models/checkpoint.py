@@ -19,6 +19,7 @@ from lmdeploy.errors import ModelError
 from lmdeploy.models.formats.gguf_blocks import WIDE_SCALES, TensorKind
 from lmdeploy.models.gguf import GGUFFile
 from lmdeploy.models.spec import ModelSpec
+from lmdeploy.quant.scheme import InputRounding
 from lmdeploy.quant.tensors import GroupedTensor, StoredMatrix, Tensor
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class TensorInfo:
     """What a header says of one canonical tensor.
 
     bits: of one value as it is read; group_size: values per scale, 0 for float kinds; file_bytes: its share
-    of the file; ordered: reading gives an order of the inputs (GroupedTensor.order).
+    of the file; ordered: reading gives an order of the inputs (GroupedTensor.order); inputs: how the file
+    says they are rounded.
     """
 
     shape: tuple[int, ...]
@@ -41,6 +43,7 @@ class TensorInfo:
     group_size: int
     file_bytes: int
     ordered: bool = False
+    inputs: InputRounding = "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,15 @@ class QuantisedStore:
     def _info(self, module: Module) -> TensorInfo:
         matrix = self._scheme.matrix(module)
         stored = sum(header.nbytes for header in module.headers.values())
-        return TensorInfo(matrix.shape, matrix.kind, matrix.bits, matrix.group_size, stored, matrix.ordered)
+        return TensorInfo(
+            matrix.shape,
+            matrix.kind,
+            matrix.bits,
+            matrix.group_size,
+            stored,
+            matrix.ordered,
+            matrix.inputs,
+        )
 
     def names(self) -> Iterable[str]:
         return self._plain | self._modules.keys()

@@ -8,7 +8,7 @@ perplexity is exp of the mean negative log-likelihood of the text's own next tok
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lmdeploy.lite.states import HiddenStates
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.quality.hidden import Head, Tell, Windows, last_hidden
 
@@ -51,7 +52,7 @@ class Positions:
         """Share of positions whose likeliest token is the reference's."""
         return 1.0 if self.agrees is None else float(self.agrees.mean())
 
-    def of(self, chosen: slice) -> Positions:
+    def of(self, chosen: slice | npt.NDArray[np.bool_]) -> Positions:
         return Positions(
             self.loss[chosen],
             None if self.kl is None else self.kl[chosen],
@@ -71,18 +72,31 @@ def compare(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lmdeploy-quality-")))
             told = _of_several(tell, number, len(models), len(windows))
             hidden.append(stack.enter_context(last_hidden(model, windows, folder, told)))
-        heads = [Head(model) for model in models]
-        rows: list[list[tuple[npt.NDArray[np.float64], ...]]] = [[] for _ in models]
-        for i, ids in enumerate(windows):
-            states = [one.read(i) for one in hidden]
-            for begin in range(0, len(ids) - 1, _ROWS):
-                some = slice(begin, min(begin + _ROWS, len(ids) - 1))
-                targets = torch.tensor(ids[some.start + 1 : some.stop + 1])
-                logs = [_log_softmax(head(x[some])) for head, x in zip(heads, states, strict=True)]
-                for found, log in zip(rows, logs, strict=True):
-                    found.append(_row_values(logs[0], log, targets))
-            layers = sum(len(model.spec.layers) for model in models)
-            tell("distributions", layers * len(windows) + i + 1, (layers + 1) * len(windows))
+        layers = sum(len(model.spec.layers) for model in models)
+
+        def told_at_the_end(window: int) -> None:
+            tell("distributions", layers * len(windows) + window, (layers + 1) * len(windows))
+
+        return distances([Head(model) for model in models], hidden, windows, told_at_the_end)
+
+
+def distances(
+    heads: Sequence[Head],
+    hidden: Sequence[HiddenStates],
+    windows: Windows,
+    tell: Callable[[int], None] = lambda _: None,
+) -> list[Positions]:
+    """As `compare`, from what `last_hidden` gave of each model, the reference first. tell: windows done."""
+    rows: list[list[tuple[npt.NDArray[np.float64], ...]]] = [[] for _ in heads]
+    for i, ids in enumerate(windows):
+        states = [one.read(i) for one in hidden]
+        for begin in range(0, len(ids) - 1, _ROWS):
+            some = slice(begin, min(begin + _ROWS, len(ids) - 1))
+            targets = torch.tensor(ids[some.start + 1 : some.stop + 1])
+            logs = [_log_softmax(head(x[some])) for head, x in zip(heads, states, strict=True)]
+            for found, log in zip(rows, logs, strict=True):
+                found.append(_row_values(logs[0], log, targets))
+        tell(i + 1)
     return [_joined(found, own=number == 0) for number, found in enumerate(rows)]
 
 

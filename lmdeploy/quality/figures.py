@@ -13,6 +13,7 @@ from lmdeploy.quality.behaviours import Answer, BehaviourFigures
 from lmdeploy.quality.items import Item
 from lmdeploy.quality.judge import Judgement
 from lmdeploy.quality.layers import LayerFigures
+from lmdeploy.quant.scheme import InputRounding
 
 OVERALL = "all"
 
@@ -35,7 +36,8 @@ class TextFigures:
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
     """disk_bytes: of all its weight files. memory_bytes: of weights in the engine that runs it here; None,
-    and why in memory_refused. bits_per_weight: over the matrices of all layers, as stored. made: what the
+    and why in memory_refused. bits_per_weight: over the matrices of all layers, as stored. inputs: what its
+    files say is done to what matrices are fed. made: what the
     quantisation says of itself. *_refused: why something was not measured, "" where it was or was not asked.
     """
 
@@ -44,6 +46,7 @@ class ModelFigures:
     format: str
     disk_bytes: int
     bits_per_weight: float
+    inputs: InputRounding
     memory_bytes: int | None
     memory_refused: str
     engine: str

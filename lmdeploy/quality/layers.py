@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from lmdeploy.errors import ModelError
-from lmdeploy.lite.forward import LayerForward
 from lmdeploy.lite.walk import layer_weights
 from lmdeploy.lite.workspace import RECORD
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.files import is_there, read_json
-from lmdeploy.quality.hidden import dense
+from lmdeploy.quality.hidden import dense, layer_forward
 
 Tell = Callable[[str, int, int], None]
 
@@ -65,14 +64,15 @@ def layer_figures(
 ) -> list[LayerFigures]:
     """Of every layer of `other`; the two must be `comparable`."""
     count, saved = len(original.spec.layers), saved_errors(Path(other.source))
+    longest = max(len(ids) for ids in windows)
     found = []
     with torch.no_grad():
         ours = _embedded(original, windows)
         theirs = _embedded(other, windows)
         for layer in range(count):
             mine, its = layer_weights(original, layer), layer_weights(other, layer)
-            first = LayerForward(original.spec, layer, mine)
-            second = LayerForward(other.spec, layer, its)
+            first = layer_forward(original, layer, longest, mine)
+            second = layer_forward(other, layer, longest, its)
             own = carried = own_scale = carried_scale = 0.0
             for i, x in enumerate(ours):
                 y, z = first(x), second(x)

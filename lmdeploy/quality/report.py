@@ -29,7 +29,14 @@ from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.quality import divergence
 from lmdeploy.quality.behaviours import TEMPERATURE, Answer, ask, engine_plan, figures
 from lmdeploy.quality.divergence import Positions
-from lmdeploy.quality.figures import OVERALL, ModelFigures, Report, TextFigures, uneven_domains
+from lmdeploy.quality.figures import (
+    OVERALL,
+    ModelFigures,
+    Report,
+    TextFigures,
+    uneven_domains,
+)
+from lmdeploy.quality.headers import bits_per_weight, input_rounding
 from lmdeploy.quality.items import Item, built_in_items, read_items
 from lmdeploy.quality.judge import Judgement, Pair, check_url, judge
 from lmdeploy.quality.layers import LayerFigures, comparable, layer_figures
@@ -228,7 +235,8 @@ def _model_figures(
         path=str(model.path),
         format=model.checkpoint.model_format,
         disk_bytes=sum(file.stat().st_size for file in model.checkpoint.files),
-        bits_per_weight=_bits(model.checkpoint),
+        bits_per_weight=bits_per_weight(model.checkpoint),
+        inputs=input_rounding(model.checkpoint),
         memory_bytes=asked.config.plan.weights if asked.config else None,
         memory_refused="" if asked.config else asked.refused,
         engine=asked.config.engine if asked.config else "",
@@ -240,15 +248,6 @@ def _model_figures(
         behaviours_refused=asked.refused if items else "",
         made=None if model.made is None else {k: model.made.get(k) for k in ("recipe", "data", "format")},
     )
-
-
-def _bits(checkpoint: Checkpoint) -> float:
-    size = values = 0
-    for layer in range(len(checkpoint.spec.layers)):
-        for linear in checkpoint.spec.linears(layer):
-            info = checkpoint.info(f"{linear.name}.weight")
-            size, values = size + info.file_bytes, values + info.shape[0] * info.shape[1]
-    return 8 * size / values
 
 
 def _judged(
@@ -281,6 +280,11 @@ def _warnings(original: ModelFigures, model: ModelFigures, options: EvalOptions)
     if model is original:
         return []
     found = uneven_domains(original, model)
+    if model.inputs == "other":
+        found.append(
+            "its files mean what matrices are fed to be rounded in a way that is not computed here: text and"
+            " layers are measured with its weights alone"
+        )
     data = json.dumps((model.made or {}).get("data"), ensure_ascii=False)
     found += [
         f"{file} is among the texts this model was calibrated on: its figures are too good"

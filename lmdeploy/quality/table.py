@@ -102,7 +102,7 @@ def _column(model: ModelFigures, first: ModelFigures) -> list[str]:
     if model.memory_bytes is not None:
         memory = f"{_mb(model.memory_bytes)} ({times(model.memory_bytes, first.memory_bytes or 0)})"
     return [
-        model.format,
+        model.format + (", inputs in 8 bits" if model.inputs == "bytes" else ""),
         f"{model.bits_per_weight:.2f}",
         f"{_mb(model.disk_bytes)} ({times(model.disk_bytes, first.disk_bytes)})",
         memory,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 WHOLE_ROW = -1
+# What a file says is done to a matrix's inputs: nothing; 8 bits, a symmetric scale for each token; or other
+InputRounding = Literal["none", "bytes", "other"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
-"""Runs the server: socket, web server, engine process, signals, the end.
+"""Runs a server: socket, web server, what stands behind it, signals, the end.
 
-Owns the order of starting and stopping. Knows no route and no flag.
+Owns the order of starting and stopping. Knows no route and no flag. What stands behind the web server is a
+`Backend`: engine processes here, other servers in `proxy`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -72,14 +73,68 @@ class _WebServer(uvicorn.Server):  # type: ignore[misc]
         yield
 
 
+class Backend(Protocol):
+    """What stands behind the web server."""
+
+    draining: bool  # nothing new is let in
+
+    async def start(self) -> None:
+        """Until requests can be answered."""
+
+    async def drain(self, seconds: float) -> None:
+        """Until what runs has finished, or the time has passed."""
+
+    async def close(self) -> None: ...
+
+
+class Engines:
+    """The engines of a server as a Backend."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._beside: list[asyncio.Task[None]] = []  # what runs as long as the engines do
+
+    @property
+    def draining(self) -> bool:
+        return self._server.draining
+
+    @draining.setter
+    def draining(self, value: bool) -> None:
+        self._server.draining = value
+
+    async def start(self) -> None:
+        """One after the other: loading takes every core already."""
+        self._beside.append(asyncio.get_running_loop().create_task(Monitor(self._server).run()))
+        for client in self._clients():
+            await client.start()
+
+    async def drain(self, seconds: float) -> None:
+        await asyncio.gather(*(client.drain(seconds) for client in self._clients()))
+
+    async def close(self) -> None:
+        for task in self._beside:
+            task.cancel()
+        await asyncio.gather(*(client.close() for client in self._clients()))
+
+    def _clients(self) -> list[ProcessClient]:
+        return [served.client for served in self._server.models]
+
+
 def run_server(server: Server, sock: socket.socket, listener: Listener, announce: Callable[[], None]) -> None:
-    """Serve until a signal comes. `announce` is called when the engine can answer.
+    """Serve the models of `server`, as `run_app` does."""
+    run_app(build_app(server), Engines(server), sock, listener, announce)
+
+
+def run_app(
+    app: ASGIApp, backend: Backend, sock: socket.socket, listener: Listener, announce: Callable[[], None]
+) -> None:
+    """Serve until a signal comes. `announce` is called when the backend can answer.
 
     SIGTERM and SIGINT: refuse what is new, finish what runs within DRAIN_SECONDS, end; a second one ends at
-    once. Raises what the engine raised while it was starting.
+    once. Raises what the backend raised while it was starting.
     """
     _allow_many_connections()
-    _run(_Life(server, sock, listener, announce).run())
+    _run(_Life(app, backend, sock, listener, announce).run())
 
 
 def _allow_many_connections() -> None:
@@ -103,11 +158,16 @@ class _Life:
     """One run of the server from start to end."""
 
     def __init__(
-        self, server: Server, sock: socket.socket, listener: Listener, announce: Callable[[], None]
+        self,
+        app: ASGIApp,
+        backend: Backend,
+        sock: socket.socket,
+        listener: Listener,
+        announce: Callable[[], None],
     ) -> None:
-        self._server = server
+        self._backend = backend
         self._sock = sock
-        self._web = _WebServer(_web_config(build_app(server), listener))
+        self._web = _WebServer(_web_config(app, listener))
         self._announce = announce
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -117,24 +177,22 @@ class _Life:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         web = loop.create_task(self._web.serve(sockets=[self._sock]))
-        monitor = loop.create_task(Monitor(self._server).run())
         try:
-            if await self._engine_started():
+            if await self._started():
                 self._announce()
                 await self._stop.wait()
             await self._drain()
         finally:
-            monitor.cancel()
-            await asyncio.gather(*(client.close() for client in self._clients()))
+            await self._backend.close()
             self._web.should_exit = True
             await web
 
     def _on_signal(self) -> None:
         (self._stop_now if self._stop.is_set() else self._stop).set()
 
-    async def _engine_started(self) -> bool:
+    async def _started(self) -> bool:
         """False when a signal came first."""
-        start = asyncio.ensure_future(self._start_engines())
+        start = asyncio.ensure_future(self._backend.start())
         stop = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
@@ -146,21 +204,10 @@ class _Life:
             await start
         return False
 
-    async def _start_engines(self) -> None:
-        """One after the other: loading takes every core already."""
-        for client in self._clients():
-            await client.start()
-
-    async def _drain_engines(self) -> None:
-        await asyncio.gather(*(client.drain(DRAIN_SECONDS) for client in self._clients()))
-
-    def _clients(self) -> list[ProcessClient]:
-        return [served.client for served in self._server.models]
-
     async def _drain(self) -> None:
         """Until what runs has finished, the limit has passed or a second signal has come."""
-        self._server.draining = True
-        drain = asyncio.ensure_future(self._drain_engines())
+        self._backend.draining = True
+        drain = asyncio.ensure_future(self._backend.drain(DRAIN_SECONDS))
         stop = asyncio.ensure_future(self._stop_now.wait())
         await asyncio.wait([drain, stop], return_when=asyncio.FIRST_COMPLETED)
         for one in (drain, stop):

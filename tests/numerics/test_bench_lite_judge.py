@@ -1,8 +1,7 @@
-"""The comparison's harness against transformers, and the rounding of W8A8 against its own description."""
+"""The comparison's judge against transformers."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 from family_models import bfloat16, config_of, tiny, write_hf
-from lite.evaluate import ByteInputs, Judge, facts_of, rounds_inputs
+from lite.evaluate import Judge, facts_of
 
 WINDOWS = [np.random.default_rng(seed).integers(3, 130, 40).astype(np.int32) for seed in (1, 2)]
 SKIP = 8
-TOKEN = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 
 
 def log_probabilities(model: Any) -> torch.Tensor:
@@ -47,28 +45,3 @@ def test_itself_is_at_no_distance(tmp_path: Path) -> None:
     found = Judge(folder, WINDOWS, SKIP).judge(folder)
     assert found["kl"] == 0.0 and found["same_top"] == 1.0
     assert facts_of(folder)["bits_per_weight"] == 16.0
-
-
-def with_activations(folder: Path, model: Any, activations: dict[str, Any] | None) -> Path:
-    group = {"weights": {"num_bits": 8}, "input_activations": activations}
-    config = config_of(model) | {"quantization_config": {"config_groups": {"group_0": group}}}
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def test_which_models_round_their_inputs(tmp_path: Path) -> None:
-    model = tiny("Llama")
-    assert not rounds_inputs(with_activations(tmp_path / "none", model, None))
-    assert rounds_inputs(with_activations(tmp_path / "token", model, TOKEN))
-    with pytest.raises(ValueError, match="'strategy': 'tensor'"):
-        rounds_inputs(with_activations(tmp_path / "tensor", model, {**TOKEN, "strategy": "tensor"}))
-
-
-def test_inputs_are_rounded_to_bytes() -> None:
-    x = torch.tensor([[1.0, -127.0, 0.49, 0.51], [0.0, 0.0, 0.0, 0.0]])
-    weights = {"layers.0.x.weight": torch.eye(4), "head.weight": torch.eye(4)}
-    decoder = ByteInputs.__new__(ByteInputs)
-    decoder._weights = weights
-    assert decoder.linear("layers.0.x", x).tolist() == [[1.0, -127.0, 0.0, 1.0], [0.0] * 4]
-    assert torch.equal(decoder.linear("head", x), x)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from lmdeploy.errors import ModelError
 from lmdeploy.models.checkpoint import Checkpoint, Source
 from lmdeploy.models.formats import scheme_of
+from lmdeploy.models.formats.compressed_tensors import Bytes, PackQuantized
 from lmdeploy.models.quantised_store import QuantisedStore
 from lmdeploy.models.registry import load_spec, open_checkpoint
 from lmdeploy.models.safetensors_dir import SafetensorsStore
@@ -283,6 +284,30 @@ def test_old_gptq_directories_say_it_in_a_file_of_their_own(tmp_path: Path) -> N
     open_checkpoint(path).close()
 
 
+BY_TOKEN = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+
+
+def fed(inputs: Any, form: str = "int-quantized", **weights: Any) -> dict[str, Any]:
+    config = compressed(form, num_bits=8, **weights)
+    config["config_groups"]["group_0"]["input_activations"] = inputs
+    return config
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (fed(None), "none"),
+        (fed(BY_TOKEN), "bytes"),
+        (fed({**BY_TOKEN, "strategy": "tensor", "dynamic": False}), "other"),
+        (fed({**BY_TOKEN, "type": "float"}, "pack-quantized"), "other"),
+        ({"quant_method": "smooth_quant"}, "bytes"),
+    ],
+)
+def test_how_inputs_are_rounded_is_read(config: dict[str, Any], expected: str) -> None:
+    scheme = scheme_of({"quantization_config": config}, "config.json")
+    assert isinstance(scheme, Bytes | PackQuantized) and scheme.inputs == expected
+
+
 def test_what_is_rounded_is_said(tmp_path: Path) -> None:
     def fp8(name: str, n: int, k: int, seed: int) -> tuple[q.Parts, q.Array]:
         values = q.e4m3(np.random.default_rng(seed).standard_normal((n, k)))
@@ -295,8 +320,9 @@ def test_what_is_rounded_is_said(tmp_path: Path) -> None:
         ({**GPTQ, "bits": 8}, ["zero points"]),
         ({**GPTQ, "bits": 8, "sym": True}, []),
         (compressed(num_bits=8), ["zero points"]),
-        (compressed("int-quantized", num_bits=8, symmetric=True), ["activations"]),
-        (compressed("int-quantized", num_bits=8), ["activations", "zero points"]),
+        (compressed("int-quantized", num_bits=8, symmetric=True), []),
+        (fed(BY_TOKEN, symmetric=True), ["activations"]),
+        (fed(BY_TOKEN), ["activations", "zero points"]),
     ):
         scheme = scheme_of({"quantization_config": config}, "config.json")
         assert scheme is not None

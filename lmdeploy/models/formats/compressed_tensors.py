@@ -37,10 +37,11 @@ from lmdeploy.models.formats.module import (
     unsigned,
     with_zeros,
 )
-from lmdeploy.quant.scheme import WHOLE_ROW, WeightScheme
+from lmdeploy.quant.scheme import WHOLE_ROW, InputRounding, WeightScheme
 from lmdeploy.quant.tensors import GroupedTensor, StoredMatrix, Tensor
 
 _NAME = "compressed-tensors"
+_BY_TOKEN = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 _HEAD = "lm_head"  # as most readers call the output matrix
 
 
@@ -51,6 +52,7 @@ class PackQuantized:
     bits: int
     symmetric: bool
     group_size: int | None
+    inputs: InputRounding = "none"
     name: str = _NAME
     marks: tuple[str, ...] = ("weight_packed",)
     parts: tuple[str, ...] = (
@@ -61,7 +63,7 @@ class PackQuantized:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return (ROUNDED_ZEROS,) if self.bits == 8 and not self.symmetric else ()
+        return (*_finer(self.inputs), *((ROUNDED_ZEROS,) if self.bits == 8 and not self.symmetric else ()))
 
     def matrix(self, module: Module) -> Matrix:
         n, words = module.plane("weight_packed", ("I32",))
@@ -79,7 +81,7 @@ class PackQuantized:
         if ordered:
             module.check("weight_g_idx", ("I32", "I64"), (k,))
         kind: TensorKind = "int4_zero" if self.bits == 4 else "int8" if self.symmetric else "int8_min"
-        return Matrix((n, k), kind, self.bits, groups.size, ordered)
+        return Matrix((n, k), kind, self.bits, groups.size, ordered, self.inputs)
 
     def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
         codes, order = unpack(parts["weight_packed"], self.bits), None
@@ -121,6 +123,12 @@ class PackQuantized:
         return groups.spread(scales), groups.spread(zeros)
 
 
+def _finer(inputs: InputRounding) -> tuple[str, ...]:
+    if inputs == "none":
+        return ()
+    return ("activations keep the engine's precision where the file means them to be rounded",)
+
+
 def _narrow(scales: Array) -> npt.NDArray[np.floating]:
     """float16 as it is, other types as float32."""
     return scales if scales.dtype == np.float16 else scales.astype(np.float32)
@@ -131,6 +139,7 @@ class Bytes:
     """Weights as int8, a scale per group, channel or matrix: the first of `marks`."""
 
     symmetric: bool
+    inputs: InputRounding = "none"
     name: str = _NAME
     marks: tuple[str, ...] = ("weight_scale",)
     parts: tuple[str, ...] = ("weight", "weight_scale", "weight_zero_point", *fp8.UNUSED, "input_zero_point")
@@ -138,8 +147,7 @@ class Bytes:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        finer = "activations keep the engine's precision where the file means them to be rounded to 8 bits"
-        return (finer,) if self.symmetric else (finer, ROUNDED_ZEROS)
+        return (*_finer(self.inputs), *(() if self.symmetric else (ROUNDED_ZEROS,)))
 
     def matrix(self, module: Module) -> Matrix:
         n, k = module.plane("weight", ("I8",))
@@ -151,7 +159,8 @@ class Bytes:
             raise module.fail(mark, f"has shape {list(shape)}, which does not fit {[n, k]} weights")
         if not self.symmetric or "weight_zero_point" in module.headers:
             module.check("weight_zero_point", ("I8",), shape)
-        return Matrix((n, k), "int8" if self.symmetric else "int8_min", 8, k // groups)
+        kind: TensorKind = "int8" if self.symmetric else "int8_min"
+        return Matrix((n, k), kind, 8, k // groups, inputs=self.inputs)
 
     def read(self, module: Module, parts: Mapping[str, Array]) -> Tensor:
         codes = parts["weight"]
@@ -198,28 +207,28 @@ def scheme(options: Options) -> Scheme:
     """ModelError for a variant that is not read."""
     form = options.one_of("format", (_PACKED, "float-quantized", *_BYTES))
     _refuse_more(options)
-    groups = [(targets, _of_group(form, weights)) for targets, weights in _groups(options)]
+    groups = [(targets, _of_group(form, weights, inputs)) for targets, weights, inputs in _groups(options)]
     if len({scheme for _, scheme in groups}) == 1:
         return groups[0][1]
     return ByModule(tuple(groups), _NAME)
 
 
-def _of_group(form: str, weights: Options) -> Scheme:
+def _of_group(form: str, weights: Options, inputs: InputRounding) -> Scheme:
     if form == "float-quantized":
         weights.one_of("num_bits", (8,))
         weights.one_of("type", ("float",))
-        return fp8.Fp8(_NAME, fp8.block_shape(weights, "block_structure"), "block_structure")
+        return fp8.Fp8(_NAME, fp8.block_shape(weights, "block_structure"), inputs, "block_structure")
     weights.one_of("type", ("int",), "int")
     bits = weights.one_of("num_bits", (4, 8) if form == _PACKED else (8,))
     symmetric = weights.one_of("symmetric", (True, False), True)
     if form != _PACKED:
         weights.one_of("strategy", ("group", "channel", "tensor"))
-        return Bytes(symmetric)
+        return Bytes(symmetric, inputs)
     grouped = weights.one_of("strategy", ("group", "channel")) == "group"
     if not grouped:
-        return PackQuantized(bits, symmetric, -1)
+        return PackQuantized(bits, symmetric, -1, inputs)
     told = weights.values.get("group_size") is not None
-    return PackQuantized(bits, symmetric, weights.group_size() if told else None)
+    return PackQuantized(bits, symmetric, weights.group_size() if told else None, inputs)
 
 
 def _refuse_more(options: Options) -> None:
@@ -234,8 +243,8 @@ def _refuse_more(options: Options) -> None:
 _PACKED, _BYTES = "pack-quantized", ("int-quantized", "naive-quantized")
 
 
-def _groups(options: Options) -> Iterator[tuple[tuple[str, ...], Options]]:
-    """Targets and `weights` of each of the config_groups."""
+def _groups(options: Options) -> Iterator[tuple[tuple[str, ...], Options, InputRounding]]:
+    """Targets and `weights` of each of the config_groups, and how the inputs are rounded."""
     groups = options.part("config_groups")
     if groups is None or not groups.values:
         raise options.fail("config_groups", "is missing or empty")
@@ -247,7 +256,13 @@ def _groups(options: Options) -> Iterator[tuple[tuple[str, ...], Options]]:
         targets = group.values.get("targets", ["Linear"])
         if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
             raise group.fail("targets", f"is {shown(targets)}; a list of names is expected")
-        yield tuple(targets), weights
+        yield tuple(targets), weights, _input_rounding(group.part("input_activations"))
+
+
+def _input_rounding(asked: Options | None) -> InputRounding:
+    if asked is None or not asked.values:
+        return "none"
+    return "bytes" if all(asked.values.get(key) == value for key, value in _BY_TOKEN.items()) else "other"
 
 
 def encode_packed(tensor: GroupedTensor, symmetric: bool, dtype: np.dtype[Any]) -> dict[str, Array]:
@@ -281,8 +296,7 @@ def packed_config(groups: Mapping[WeightScheme, list[str]], kept: list[str]) -> 
 
 def bytes_config(scheme: WeightScheme, kept: list[str]) -> dict[str, Any]:
     """quantization_config of W8A8: activations are rounded to 8 bits, a scale for each token."""
-    activations = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
-    group = {"targets": ["Linear"], "weights": _weights(scheme), "input_activations": activations}
+    group = {"targets": ["Linear"], "weights": _weights(scheme), "input_activations": _BY_TOKEN}
     return _config(_BYTES[0], {"group_0": group}, kept)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from lmdeploy.models.fields import shown
 from lmdeploy.models.formats.module import FLOATS, Array, Matrix, Module, Options
+from lmdeploy.quant.scheme import InputRounding
 from lmdeploy.quant.tensors import StoredMatrix, Tensor
 
 UNUSED = ("input_scale", "activation_scale", "k_scale", "v_scale", "output_scale")
@@ -30,6 +31,7 @@ class Fp8:
 
     name: str
     block: tuple[int, int] | None
+    inputs: InputRounding = "other"
     block_key: str = "weight_block_size"
     marks: tuple[str, ...] = ("weight_scale_inv", "weight_scale")
     order_part: str = ""
@@ -58,7 +60,7 @@ class Fp8:
             )
         if shape not in fits:
             raise module.fail(mark, f"has shape {list(shape)}; {list(fits[-1])} is expected")
-        return Matrix((n, k), "bfloat16", 16, 0)
+        return Matrix((n, k), "bfloat16", 16, 0, inputs=self.inputs)
 
     def _mark(self, module: Module) -> str:
         return next(mark for mark in self.marks if mark in module.headers)

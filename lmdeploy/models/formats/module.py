@@ -15,6 +15,7 @@ import numpy.typing as npt
 from lmdeploy.errors import ModelError
 from lmdeploy.models.fields import shown
 from lmdeploy.models.formats.gguf_blocks import TensorKind
+from lmdeploy.quant.scheme import InputRounding
 from lmdeploy.quant.tensors import GroupedTensor, StoredMatrix, Tensor
 
 Array = npt.NDArray[Any]
@@ -75,6 +76,7 @@ class Matrix:
     bits: int
     group_size: int
     ordered: bool = False
+    inputs: InputRounding = "none"
 
 
 @dataclass(frozen=True, slots=True)

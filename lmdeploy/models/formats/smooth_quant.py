@@ -18,5 +18,5 @@ def scheme(options: Options) -> Scheme:
     """ModelError for a variant that is not read."""
     kind = options.one_of("quant_dtype", ("int8", "fp8", "float8_e4m3fn"), "int8")
     if kind == "int8":
-        return Bytes(True, _NAME, _MARKS, ("weight", *_MARKS))
-    return Fp8(_NAME, None, marks=_MARKS)
+        return Bytes(True, "bytes", _NAME, _MARKS, ("weight", *_MARKS))
+    return Fp8(_NAME, None, "other", marks=_MARKS)
