@@ -1,4 +1,4 @@
-"""`lmdeploy serve api_server MODEL`: an OpenAI-compatible server.
+"""`lmdeploy serve api_server MODEL`: an OpenAI-compatible server; `serve proxy` has a file of its own.
 
 Owns its flags; what they mean is decided by `config`, `runtime.resolve` and `serve`.
 """
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmdeploy import env
+from lmdeploy.cli import proxy
 from lmdeploy.cli.flags import (
     add_engine_flags,
     add_speculative_flags,
@@ -57,6 +58,7 @@ def add_parser(subparsers: Any) -> None:
     for name in _ABSENT_FLAGS:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, dest=name, nargs="*", default=None, help=argparse.SUPPRESS)
+    proxy.add_parser(commands)
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
@@ -104,6 +106,8 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.serve_command == "proxy":
+        return proxy.run(args)
     _check(args)
     return _serve(args, engine_config(args))
 

@@ -140,8 +140,6 @@ def test_defaults_of_the_model_are_said() -> None:
 @pytest.mark.parametrize(
     "argv",
     [
-        ["proxy"],
-        ["proxy", "--server-port", "1"],
         ["gradio", "x"],
         ["api_client", "http://x"],
         ["triton_client"],
