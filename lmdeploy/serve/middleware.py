@@ -23,13 +23,13 @@ OPEN_PATHS = frozenset((*HEALTH_PATHS, "/openapi.json"))
 _MAX_ID = 128
 
 
-class Requests:
+class RequestIds:
     """Keeps the record of each request, and tells `done` when it has been answered.
 
     Gives each answer an `x-request-id`, the client's own where it sent one; drops trailing slashes.
     """
 
-    def __init__(self, app: ASGIApp, done: Callable[[Record], None]) -> None:
+    def __init__(self, app: ASGIApp, done: Callable[[Record], None] | None = None) -> None:
         self._app = app
         self._done = done
 
@@ -58,7 +58,8 @@ class Requests:
         finally:
             RECORD.reset(token)
             record.route = getattr(scope.get("route"), "path", "")
-            self._done(record)
+            if self._done is not None:
+                self._done(record)
 
 
 def _client_id(headers: Headers) -> str | None:
