@@ -7,6 +7,7 @@ import json
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from proxy_nodes import (
     EVENTS,
     JSON,
@@ -343,3 +344,27 @@ async def test_terminate_asks_the_server() -> None:
         ):
             error_of(await proxy.http.send(request), 502)
         assert len(proxy.proxy.nodes) == 1
+
+
+async def test_metrics_are_summed() -> None:
+    text = "# TYPE lmdeploy:x_total counter\nlmdeploy:x_total 2\n"
+    nodes = [FakeNode(plain, metrics=text), FakeNode(plain, metrics=text), FakeNode(break_off, metrics=text)]
+    async with behind(*nodes) as proxy:
+        for _ in range(9):
+            await proxy.post(model="m")
+        await nodes[1].kill()
+        found = await proxy.http.get("/metrics")
+        assert found.headers["content-type"].startswith("text/plain")
+        values = {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(found.text)
+            for sample in family.samples
+        }
+        assert values["lmdeploy:x_total",] == 4
+        retries = values["lmdeploy:proxy_retries_total",]
+        assert retries > 0
+        assert values["lmdeploy:proxy_requests_failed_total", nodes[2].url] == retries
+        answered = [values["lmdeploy:proxy_requests_answered_total", node.url] for node in nodes]
+        assert (sum(answered), answered[2]) == (9, 0)
+        assert values["lmdeploy:proxy_nodes", "ready"] == 3
+        assert (await proxy.http.head("/metrics")).status_code == 200

@@ -34,6 +34,7 @@ class NodeBody(BaseModel):
 
     url: str = Field(max_length=2000)
     status: StatusBody | None = None
+    renew: bool = False  # a server that has registered before says that it is still there
 
 
 async def status(proxy: Proxy, _: Request) -> Response:
@@ -49,6 +50,8 @@ async def add(proxy: Proxy, request: Request) -> Response:
         raise InvalidValueError(
             "Only role Hybrid is known: prefill and decode are not split.", param="status.role"
         )
+    if body.renew and proxy.nodes.was_removed(body.url):
+        return json_response({"status": "removed", "url": body.url})
     if proxy.nodes.get(body.url) is None and len(proxy.nodes) >= _MAX_NODES:
         raise RequestError(f"The proxy already knows {_MAX_NODES} nodes.")
     try:

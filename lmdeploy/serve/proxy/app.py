@@ -28,6 +28,7 @@ from lmdeploy.serve.middleware import HEALTH_PATHS, ApiKeys, RequestIds
 from lmdeploy.serve.proxy import admin
 from lmdeploy.serve.proxy.forward import Proxy, forward
 from lmdeploy.serve.proxy.health import watch
+from lmdeploy.serve.proxy.metrics import metrics
 from lmdeploy.serve.proxy.nodes import Health
 from lmdeploy.serve.transport import json_response
 
@@ -84,7 +85,7 @@ def _routes(proxy: Proxy) -> ASGIApp:
     routes += [Route("/tokenizer_info", of(forward), methods=["GET"])]
     routes += [Route(path, of(_health)) for path in HEALTH_PATHS]
     routes += [Route("/v1/models", of(_models)), Route("/v1/models/{name:path}", of(_model))]
-    routes += [Route("/version", of(_version))]
+    routes += [Route("/version", of(_version)), Route("/metrics", of(metrics))]
     routes += [Route(path, of(handler), methods=[method]) for method, path, handler in admin.ROUTES]
     handlers: Any = {
         LMDeployError: errors.on_known_error,

@@ -17,6 +17,7 @@ from typing import Any
 from lmdeploy.errors import EngineDeadError, ModelNotServedError
 from lmdeploy.serve.proxy.upstream import Upstream
 
+_REMEMBERED = 1000  # removed nodes
 _LATENCIES = 15  # answers that an observed latency is the mean of
 
 
@@ -95,6 +96,7 @@ class Nodes:
 
     def __init__(self) -> None:
         self._nodes: dict[str, Node] = {}
+        self._removed: dict[str, None] = {}  # those that must not come back by renewing themselves
 
     def __iter__(self) -> Iterator[Node]:
         return iter(tuple(self._nodes.values()))
@@ -108,6 +110,7 @@ class Nodes:
     def add(self, url: str, models: Sequence[str] = (), speed: float | None = None) -> Node:
         """The node at `url`, new or known; what is said of it replaces what was said. Raises ConfigError."""
         url = url.rstrip("/")
+        self._removed.pop(url, None)
         node = self._nodes.get(url)
         if node is None:
             node = self._nodes[url] = Node(url, Upstream(url))
@@ -117,7 +120,15 @@ class Nodes:
 
     def remove(self, url: str) -> Node | None:
         """It gets no more requests; those it works on are finished."""
-        return self._nodes.pop(url.rstrip("/"), None)
+        node = self._nodes.pop(url.rstrip("/"), None)
+        if node is not None:
+            self._removed[node.url] = None
+            for old in list(self._removed)[:-_REMEMBERED]:
+                del self._removed[old]
+        return node
+
+    def was_removed(self, url: str) -> bool:
+        return url.rstrip("/") in self._removed
 
     def cards(self) -> list[dict[str, Any]]:
         """One entry of /v1/models for each model that a node could answer for."""
