@@ -21,6 +21,7 @@ from lmdeploy import __version__
 from lmdeploy.errors import LMDeployError
 from lmdeploy.serve import errors
 from lmdeploy.serve.docs_page import docs_page
+from lmdeploy.serve.metrics import metrics
 from lmdeploy.serve.middleware import HEALTH_PATHS, Admission, ApiKeys, RequestIds
 from lmdeploy.serve.native.generate import generate, get_ppl
 from lmdeploy.serve.native.protocol import (
@@ -46,7 +47,7 @@ def build_app(server: Server) -> ASGIApp:
     """The whole application."""
     options = server.options
     app: ASGIApp = Admission(_routes(server), server)
-    app = RequestIds(ApiKeys(app, options.api_keys))
+    app = RequestIds(ApiKeys(app, options.api_keys), server.answered)
     return CORSMiddleware(
         app,
         allow_origins=options.allow_origins,
@@ -74,6 +75,8 @@ def _routes(server: Server) -> FastAPI:
     for path in HEALTH_PATHS:
         _get(app, path, lambda _: _health(server), in_schema=path == "/health")
     _get(app, "/version", lambda _: _version())
+    if server.options.metrics:
+        _get(app, "/metrics", lambda _: metrics(server))
     _get(app, "/v1/models", lambda _: _async(list_models(server)))
     _get(app, "/v1/models/{name:path}", lambda r: _async(get_model(server, r.path_params["name"])))
     _post(app, "/v1/chat/completions", lambda r: chat_completions(server, r), ChatBody)
