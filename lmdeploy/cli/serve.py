@@ -86,8 +86,8 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--log-level", default="WARNING", metavar="LEVEL", help="REQUEST also logs prompts (default: WARNING)"
     )
     add("--max-log-len", type=int, metavar="N", help="characters of a prompt that are logged (default: all)")
-    add("--disable-metrics", action="store_true", help="no effect: no metrics are collected")
-    add("--disable-fastapi-docs", action="store_true", help="no /openapi.json")
+    add("--disable-metrics", action="store_true", help="no /metrics")
+    add("--disable-fastapi-docs", action="store_true", help="no /openapi.json and no /docs")
 
 
 def _add_model_flags(group: argparse._ArgumentGroup) -> None:
@@ -214,4 +214,5 @@ def _options(args: argparse.Namespace) -> Any:
         allow_credentials=args.allow_credentials,
         max_requests=args.max_concurrent_requests,
         docs=not args.disable_fastapi_docs,
+        metrics=not args.disable_metrics,
     )
