@@ -55,10 +55,11 @@ def mixed_schemes(
 ) -> tuple[dict[str, WeightScheme | None], str]:
     """What recipe.keep or recipe.target_bpw makes of `schemes`, and a line that says so.
 
-    ConfigError without windows; what `check_mixed` refuses must not come here.
+    ConfigError without windows, and as `check_mixed`.
     """
     if not windows:
         raise ConfigError("mixed precision needs calibration text to measure sensitivity (samples is 0)")
+    check_mixed(checkpoint, recipe, schemes, holds)
     measured = measure(checkpoint, windows, _offered(recipe, schemes, holds), tell)
     chosen = _by_target(recipe, measured) if recipe.target_bpw else _by_layer(recipe, measured)
     return {**schemes, **chosen}, _line(chosen, measured)
