@@ -31,7 +31,6 @@ _ABSENT_FLAGS = {
     "allowed_media_domains": "models here read text only",
     "vision_max_batch_size": "models here read text only",
     "allow_terminate_by_client": "stop the server with SIGTERM or Ctrl-C",
-    "enable_abort_handling": "a request is stopped by closing its connection",
 }
 
 
@@ -86,6 +85,11 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--log-level", default="WARNING", metavar="LEVEL", help="REQUEST also logs prompts (default: WARNING)"
     )
     add("--max-log-len", type=int, metavar="N", help="characters of a prompt that are logged (default: all)")
+    add(
+        "--enable-abort-handling",
+        action="store_true",
+        help="/abort_request ends requests by their request_id or session_id, anybody's",
+    )
     add("--disable-metrics", action="store_true", help="no /metrics")
     add("--disable-fastapi-docs", action="store_true", help="no /openapi.json and no /docs")
 
