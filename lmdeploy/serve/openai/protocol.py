@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AliasChoices,
@@ -61,6 +61,7 @@ _NUMBER = BeforeValidator(_number)
 Float = Annotated[float, Field(allow_inf_nan=False), _NUMBER]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT), _NUMBER]
 TokenId = Annotated[int, Field(ge=0, lt=2**31), _NUMBER]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _NUMBER]
 Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str])]
 
 
@@ -102,6 +103,9 @@ class GenerationBody(BaseModel):
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        """What concerns several fields. Raises RequestError."""
 
     @property
     def choices(self) -> int:
@@ -148,13 +152,16 @@ class GenerationBody(BaseModel):
         return bias or None
 
 
+Body = TypeVar("Body", bound=GenerationBody)
+
+
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "object"}, "minItems": 1})]
     max_completion_tokens: Count | None = None
     logprobs: StrictBool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _NUMBER] | None = None
+    top_logprobs: TopLogprobs | None = None
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -186,7 +193,7 @@ class CompletionBody(GenerationBody):
 
     prompt: Any = None
     max_tokens: Annotated[int, Field(ge=0), _NUMBER] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _NUMBER] | None = None
+    logprobs: TopLogprobs | None = None
     echo: StrictBool | None = None
     best_of: Annotated[int, Field(ge=1, le=20), _NUMBER] | None = None
     add_special_tokens: StrictBool | None = None
@@ -249,9 +256,7 @@ def _check_extras(extras: dict[str, Any]) -> None:
             logger.info("field %r is ignored", name[:100])
 
 
-def parse_body(
-    kind: type[ChatBody] | type[CompletionBody], raw: bytes | bytearray | Mapping[str, Any]
-) -> Any:
+def parse_body(kind: type[Body], raw: bytes | bytearray | Mapping[str, Any]) -> Body:
     """The request in `raw` (JSON, or its fields), valid by itself. Raises RequestError."""
     try:
         body = kind.model_validate(raw) if isinstance(raw, Mapping) else kind.model_validate_json(raw)
