@@ -65,17 +65,28 @@ TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _NUMBER]
 Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str])]
 
 
+B = TypeVar("B", bound="Body")
+
+
 class StreamOptions(BaseModel):
     include_usage: StrictBool | None = None
     continuous_usage_stats: StrictBool | None = None
 
 
-class GenerationBody(BaseModel):
-    """Fields both routes share."""
+class Body(BaseModel):
+    """What all bodies share. Names that are no fields are kept apart: some are refused, the others logged."""
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 
     model: str | None = None
+
+    def check(self) -> None:
+        """What concerns several fields. Raises RequestError."""
+
+
+class GenerationBody(Body):
+    """Fields of all routes that generate."""
+
     max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), _NUMBER] | None = None
     top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _NUMBER] | None = None
@@ -103,9 +114,6 @@ class GenerationBody(BaseModel):
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
-
-    def check(self) -> None:
-        """What concerns several fields. Raises RequestError."""
 
     @property
     def choices(self) -> int:
@@ -152,9 +160,6 @@ class GenerationBody(BaseModel):
         return bias or None
 
 
-Body = TypeVar("Body", bound=GenerationBody)
-
-
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
@@ -169,6 +174,7 @@ class ChatBody(GenerationBody):
     documents: list[Any] | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
+    add_special_tokens: StrictBool | None = None
 
     def check(self) -> None:
         """What concerns several fields. Raises RequestError."""
@@ -233,7 +239,6 @@ _REFUSED = dict.fromkeys(
         "image_data",
         "return_routed_experts",
         "echo",  # on the chat route, as the next one
-        "add_special_tokens",
     ),
     "is not supported by this server",
 ) | {
@@ -256,17 +261,22 @@ def _check_extras(extras: dict[str, Any]) -> None:
             logger.info("field %r is ignored", name[:100])
 
 
-def parse_body(kind: type[Body], raw: bytes | bytearray | Mapping[str, Any]) -> Body:
+def parse_body(kind: type[B], raw: bytes | bytearray | Mapping[str, Any]) -> B:
     """The request in `raw` (JSON, or its fields), valid by itself. Raises RequestError."""
     try:
         body = kind.model_validate(raw) if isinstance(raw, Mapping) else kind.model_validate_json(raw)
     except ValidationError as error:
         raise from_validation(error, kind) from None
     _check_extras(body.model_extra or {})
+    if isinstance(body, GenerationBody):
+        _check_form(body)
+    body.check()
+    return body
+
+
+def _check_form(body: GenerationBody) -> None:
     form = (body.response_format or {}).get("type", "text")
     if form != "text":
         raise RequestError(
             f"'response_format' of type {form!r:.80} is not supported.", param="response_format"
         )
-    body.check()
-    return body
