@@ -131,6 +131,62 @@ async def test_the_server_s_refusal_is_shown(page: Page) -> None:
     assert await page.locator(".error").count() == 0
 
 
+def event(delta: dict[str, object], finish: str | None = None) -> str:
+    return (
+        "data: " + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}) + "\n\n"
+    )
+
+
+@needs_browser
+async def test_reasoning_and_tool_calls_are_shown(page: Page) -> None:
+    """As another server may answer: the page reads the API, not this project."""
+
+    def call(**fields: object) -> dict[str, object]:
+        return {"tool_calls": [{"index": 0, **fields}]}
+
+    events = [
+        ": keep-alive\n\n",
+        event({"role": "assistant", "content": ""}),
+        event({"reasoning_content": "Let me "}),
+        event({"reasoning_content": "think."}),
+        event({"content": "I look."}),
+        event(call(id="call_1", type="function", function={"name": "weather", "arguments": ""})),
+        event(call(function={"arguments": '{"city":'})),
+        event(call(function={"arguments": ' "Paris"}'})),
+        event({}, "tool_calls"),
+        "data: [DONE]\n\n",
+    ]
+    answer = {"content_type": "text/event-stream", "body": "".join(events).replace("\n", "\r\n")}
+    await page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer))
+    await send(page, "x")
+    await finished(page)
+    assert await page.locator(".assistant .reasoning div").inner_text() == "Let me think."
+    assert await page.locator(".assistant .text").inner_text() == "I look."
+    assert await page.locator(".assistant pre.tool").inner_text() == 'weather({"city": "Paris"})'
+    async with page.expect_request("**/v1/chat/completions") as sent:
+        await send(page, "go on")
+    turn = json.loads((await sent.value).post_data or "")["messages"][1]
+    assert turn["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Paris"}'}
+    assert turn["content"] == "I look."
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (event({"content": "Half"}), "broke off"),
+        (event({"content": "Half"}) + 'data: {"error": {"message": "no more memory"}}\n\n', "no more memory"),
+    ],
+)
+async def test_streams_that_end_badly(page: Page, body: str, words: str) -> None:
+    answer = {"content_type": "text/event-stream", "body": body}
+    await page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer))
+    await send(page, "x")
+    await finished(page)
+    assert await page.locator(".assistant .text").inner_text() == "Half"
+    await expect(page.locator(".assistant .error")).to_contain_text(words)
+
+
 @needs_browser
 async def test_stop_ends_the_answer_on_the_server(endless: Server) -> None:
     async with browser_page() as page, endless.http() as http:

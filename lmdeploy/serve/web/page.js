@@ -193,8 +193,8 @@ function go() {
   $("chat").hidden = live;
   $("live").hidden = !live;
   for (const link of document.querySelectorAll("nav a")) {
-    const here = link.hash === (live ? "#live" : "#chat");
-    link.toggleAttribute("aria-current", here);
+    if (link.hash === (live ? "#live" : "#chat")) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
   }
   look();
 }
