@@ -44,6 +44,7 @@ from lmdeploy.serve.openai.responses import responses
 from lmdeploy.serve.openai.responses_input import ResponsesBody
 from lmdeploy.serve.served import Server
 from lmdeploy.serve.transport import json_response
+from lmdeploy.serve.web.pages import Pages
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -51,8 +52,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 def build_app(server: Server) -> ASGIApp:
     """The whole application."""
     options = server.options
-    app: ASGIApp = Admission(_routes(server), server)
-    app = AnthropicErrors(RequestIds(ApiKeys(app, options.api_keys), server.answered))
+    app: ASGIApp = ApiKeys(Admission(_routes(server), server), options.api_keys)
+    if options.web_page:
+        app = Pages(app)
+    app = AnthropicErrors(RequestIds(app, server.answered))
     return CORSMiddleware(
         app,
         allow_origins=options.allow_origins,
