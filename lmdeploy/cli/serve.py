@@ -91,6 +91,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         help="/abort_request ends requests by their request_id or session_id, anybody's",
     )
     add("--disable-metrics", action="store_true", help="no /metrics")
+    add("--disable-web-page", action="store_true", help="no page at /")
     add("--disable-fastapi-docs", action="store_true", help="no /openapi.json and no /docs")
 
 
@@ -218,5 +219,7 @@ def _options(args: argparse.Namespace) -> Any:
         allow_credentials=args.allow_credentials,
         max_requests=args.max_concurrent_requests,
         docs=not args.disable_fastapi_docs,
+        abort_handling=args.enable_abort_handling,
+        web_page=not args.disable_web_page,
         metrics=not args.disable_metrics,
     )

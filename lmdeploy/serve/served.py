@@ -46,6 +46,7 @@ class ServerOptions:
     keep_alive: float = 15.0  # silence after which a stream gets a comment line
     docs: bool = True
     abort_handling: bool = False  # clients may end requests by name
+    web_page: bool = True  # at /, for everybody
     metrics: bool = True
 
 

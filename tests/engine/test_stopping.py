@@ -63,7 +63,8 @@ def test_only_allowed_ids_are_drawn() -> None:
     update_bias(seq, 12)
     values = dict(zip(*(part.tolist() for part in seq.bias), strict=True))
     assert {i: x for i, x in values.items() if x != -np.inf} == {3: 2.0, 5: 0.0}
-    drawn = tokens(run(Request("b", np.array([1, 2], np.int32), 30, SamplingParams(allowed_ids=(4, 500))))["b"])
+    wanted = SamplingParams(allowed_ids=(4, 500))
+    drawn = tokens(run(Request("b", np.array([1, 2], np.int32), 30, wanted))["b"])
     assert set(drawn) == {4, 500}
 
 

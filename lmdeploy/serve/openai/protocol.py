@@ -64,6 +64,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31), _NUMBER]
 Ids = Annotated[list[TokenId], Field(min_length=1)]
 SessionId = Annotated[int, Field(ge=-1, lt=2**63), _NUMBER]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern="^[ -~]+$")]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _NUMBER]
 Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str])]
 
 
@@ -208,7 +209,7 @@ class ChatBody(GenerationBody):
     do_preprocess: StrictBool | None = None
     max_completion_tokens: Count | None = None
     logprobs: StrictBool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _NUMBER] | None = None
+    top_logprobs: TopLogprobs | None = None
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -241,7 +242,7 @@ class CompletionBody(GenerationBody):
 
     prompt: Any = None
     max_tokens: Annotated[int, Field(ge=0), _NUMBER] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _NUMBER] | None = None
+    logprobs: TopLogprobs | None = None
     echo: StrictBool | None = None
     best_of: Annotated[int, Field(ge=1, le=20), _NUMBER] | None = None
     add_special_tokens: StrictBool | None = None
