@@ -9,7 +9,8 @@ import hashlib
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmdeploy import __version__
@@ -19,6 +20,9 @@ from lmdeploy.models.hub import model_name
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.generate import Frontend
 from lmdeploy.runtime.memory_plan import MAX_BODIES
+from lmdeploy.serve.binding import Watch
+from lmdeploy.serve.record import Record
+from lmdeploy.serve.request_times import RequestTimes
 
 logger = logging.getLogger("lmdeploy.serve")
 
@@ -40,6 +44,8 @@ class ServerOptions:
     max_requests: int = 1024  # POST requests held at once; more are answered 429
     keep_alive: float = 15.0  # silence after which a stream gets a comment line
     docs: bool = True
+    web_page: bool = True  # at /, for everybody
+    metrics: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +69,24 @@ class Reply:
 
 @dataclass(slots=True)
 class Served:
-    """One model behind one engine. `log_len`: characters of a prompt in the log; None: all."""
+    """One model behind one engine.
+
+    log_len: characters of a prompt in the log; None: all. about: how its engine was made, for metrics.
+    """
 
     frontend: Frontend
     client: ProcessClient
     model: str  # as typed at the command line
     extra_names: tuple[str, ...] = ()
     log_len: int | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
+    times: RequestTimes = field(init=False)
+    watch: Watch = field(init=False, default_factory=Watch)
     max_characters: int = field(init=False)  # of a prompt; no tokenizer could make a longer one fit
 
     def __post_init__(self) -> None:
+        self.times = self.client.observer = RequestTimes(self.frontend.session_len)
         tokenizer = self.frontend.tokenizer
         # No token stands for more characters than it has bytes.
         longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
@@ -116,6 +129,11 @@ class Server:
     draining: bool = False
     active: int = 0  # POST requests that are being answered
     body_bytes: int = 0  # of bodies that are being read or parsed
+    answers: Counter[tuple[str, str, int]] = field(default_factory=Counter)  # by method, route and status
+
+    def answered(self, record: Record) -> None:
+        """A request has its answer, or its client has left."""
+        self.answers[record.method, record.route, record.status] += 1
 
     def model(self, asked: str | None) -> tuple[Served, str]:
         """The model a request is for, and the name to answer with. Raises ModelNotServedError."""

@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from serve_engine import CRASH, FACTORY
-from serve_fakes import engine_client
+from serve_fakes import engine_client, request
 
 from lmdeploy.engine.request import Request
 from lmdeploy.errors import EngineDeadError, EngineError, ModelError
@@ -22,10 +21,6 @@ from lmdeploy.runtime import client as client_module
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.messages import BEAT_SECONDS, Recipe
 from lmdeploy.runtime.stream import Stream
-
-
-def request(name: str, text: str, count: int) -> Request:
-    return Request(name, np.frombuffer(text.encode(), np.uint8).astype(np.int32), count)
 
 
 async def tokens_of(client: ProcessClient, request: Request) -> list[int]:
@@ -198,7 +193,7 @@ import asyncio, sys
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.messages import Recipe
 from serve_engine import CRASH, FACTORY
-from serve_fakes import engine_client
+from serve_fakes import engine_client, request
 async def main():
     client = ProcessClient(Recipe.of({FACTORY!r}, {{}}))
     await client.start()
@@ -248,3 +243,16 @@ asyncio.run(main())
     command = [sys.executable, *(["-c", code] if how == "-c" else [str(script)])]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60)
     assert done.stdout == "well\n", done.stderr
+
+
+async def test_requests_that_meet_the_end_of_the_engine_are_told() -> None:
+    """One is submitted at every turn of the event loop around the end: an error or an answer, no silence."""
+    async with engine_client(script="ab") as engine:
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        tasks = []
+        while engine._ready.is_set():
+            tasks.append(asyncio.create_task(tokens_of(engine, request(f"r{len(tasks)}", "x", 2))))
+            await asyncio.sleep(0)
+        for told in await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20):
+            assert told == list(b"ab") or isinstance(told, EngineDeadError)

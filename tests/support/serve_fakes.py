@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 from byte_model import make_frontend
 from serve_engine import FACTORY
 
+from lmdeploy.engine.request import Request
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.messages import Recipe
 from lmdeploy.serve.app import build_app
@@ -20,6 +22,11 @@ from lmdeploy.serve.served import SAMPLING_DEFAULTS, Served, Server, ServerOptio
 MODEL = "./models/byte-model"
 TEXT = "Hello, wörld 👩‍👩‍👧! Then more.$"  # an answer; "$" stands for its end
 ANSWER = TEXT.removesuffix("$")
+
+
+def request(name: str, text: str, count: int) -> Request:
+    """A request to the engine for `count` tokens after the bytes of `text`."""
+    return Request(name, np.frombuffer(text.encode(), np.uint8).astype(np.int32), count)
 
 
 @asynccontextmanager
