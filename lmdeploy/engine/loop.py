@@ -92,7 +92,7 @@ class Engine:
             return
         self._arrivals += 1
         seq = self._live[name] = Sequence(request, self._arrivals)
-        update_bias(seq)
+        update_bias(seq, self._caps.vocab_size)
         if self._guides is not None and request.grammar is not None:
             self._guides.begin(seq, request.grammar)
         else:
@@ -271,7 +271,7 @@ class Engine:
         request = seq.request
         seq.append_token(token)
         if seq.bias is not None:
-            update_bias(seq)
+            update_bias(seq, self._caps.vocab_size)
         self._totals.generated_tokens += 1
         event.token_ids += (token,)
         if request.sampling.logprobs is not None:
