@@ -57,7 +57,7 @@ class SampleColumns:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Tokens that samples are restricted to. Written while the batch is computed: `wait` before reading `bits`.
+    """Tokens that samples may be. Written while the batch is computed: `wait` before reading `bits`.
 
     Applied after bans, bias and penalties, before temperature; log-probabilities know nothing of them.
     """

@@ -11,7 +11,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any
 
 import llguidance
 
@@ -146,9 +145,14 @@ class LLGrammars:
         future = self._filler.submit(self._fill, work, bits)
         return lambda: future.result()
 
-    def _fill(self, work: list[Any], bits: U32) -> None:
-        address, width = bits.ctypes.data, bits.shape[1] * 4
-        self._masks.unsafe_compute_mask_ptr_with_draft_token(work, address, width, len(bits))
+    def _fill(self, work: list[tuple[llguidance.LLMatcher, int, list[int]]], bits: U32) -> None:
+        address, width, rows = bits.ctypes.data, bits.shape[1] * 4, len(bits)
+        plain = [(matcher, row) for matcher, row, drafts in work if not drafts]
+        if plain:
+            self._masks.unsafe_compute_mask_ptr(plain, address, width, rows)
+        drafted = [job for job in work if job[2]]
+        if drafted:
+            self._masks.unsafe_compute_mask_ptr_with_draft_token(drafted, address, width, rows)
 
     def close(self) -> None:
         """Compilations that have not begun are given up."""
