@@ -11,8 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-
-import llguidance
+from typing import TYPE_CHECKING
 
 from lmdeploy.engine.batch import U32
 from lmdeploy.engine.guided import Compilation, Job
@@ -20,6 +19,9 @@ from lmdeploy.engine.request import Grammar, Guide
 from lmdeploy.errors import InvalidValueError, LMDeployError, RequestError
 from lmdeploy.runtime.structured import compiled_form, limits
 from lmdeploy.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # importing it takes time that only users of grammars should wait
+    import llguidance
 
 _KEPT = 64  # compiled grammars, and the characters of all their texts
 _KEPT_CHARACTERS = 4 << 20
@@ -30,11 +32,11 @@ class _Vocabulary:
 
     is_tokenizer_wrapper = True
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self.eos_token_id = min(tokenizer.eos_ids)
         self.bos_token_id = tokenizer.bos_id
-        self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+        self.tokens = [tokenizer.token_bytes(i) for i in range(vocab_size)]  # nothing for rows without a token
         self.special_token_ids = sorted(tokenizer.special_ids)
 
     def __call__(self, text: str) -> Sequence[int]:
@@ -45,9 +47,10 @@ def read_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> llguidance.LLToken
     """Some tenths of a second. `vocab_size`: rows of the model's embedding, at least the tokenizer's."""
     if not tokenizer.eos_ids:
         raise RequestError("this model names no token that ends an answer, so no grammar can be ended")
+    import llguidance
+
     return llguidance.LLTokenizer(
-        _Vocabulary(tokenizer),  # type: ignore[arg-type]
-        n_vocab=vocab_size,
+        _Vocabulary(tokenizer, vocab_size),  # type: ignore[arg-type]
         eos_token=sorted(tokenizer.eos_ids),
     )
 
@@ -57,6 +60,7 @@ class _Guide:
 
     def __init__(self, matcher: llguidance.LLMatcher, end_ids: frozenset[int]) -> None:
         self.matcher, self.end_ids = matcher, end_ids
+        self.broken: str | None = None  # why it got no mask
 
     def advance(self, token_id: int) -> None:
         self.matcher.consume_token(token_id)
@@ -67,7 +71,8 @@ class _Guide:
 
     @property
     def error(self) -> str | None:
-        return f"the grammar cannot be followed: {_line(self.matcher)}" if self.matcher.is_error() else None
+        problem = _line(self.matcher) if self.matcher.is_error() else self.broken
+        return problem and f"the grammar cannot be followed: {problem}"
 
     def fitting(self, token_ids: list[int]) -> int:
         return self.matcher.validate_tokens(token_ids)
@@ -102,7 +107,7 @@ class LLGrammars:
         free = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         self._compilers = ThreadPoolExecutor(2, "grammar", _run_anywhere, (free,))
         self._filler = ThreadPoolExecutor(1, "masks", _run_anywhere, (free,))
-        self._masks = llguidance.LLExecutor(1)
+        self._masks: llguidance.LLExecutor | None = None
 
     def compile(self, grammar: Grammar) -> Compilation:
         known = self._known.get(grammar)
@@ -118,6 +123,8 @@ class LLGrammars:
             self._known.popitem(last=False)
 
     def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
+        import llguidance
+
         vocabulary = self._read()
         try:
             form = compiled_form(grammar)
@@ -141,16 +148,26 @@ class LLGrammars:
         wait([c.future for c in compilations if isinstance(c, _Compiled)], seconds, FIRST_COMPLETED)
 
     def fill(self, jobs: list[Job], bits: U32) -> Callable[[], None]:
-        work = [(guide.matcher, row, drafts) for guide, row, drafts in jobs if isinstance(guide, _Guide)]
-        future = self._filler.submit(self._fill, work, bits)
-        return lambda: future.result()
+        own = [(guide, row, drafts) for guide, row, drafts in jobs if isinstance(guide, _Guide)]
+        future = self._filler.submit(self._fill, own, bits)
 
-    def _fill(self, work: list[tuple[llguidance.LLMatcher, int, list[int]]], bits: U32) -> None:
+        def wait_for_it() -> None:
+            problem = future.exception()
+            for guide, _, _ in own if problem is not None else ():
+                guide.broken = str(problem)
+
+        return wait_for_it
+
+    def _fill(self, jobs: list[tuple[_Guide, int, list[int]]], bits: U32) -> None:
+        import llguidance
+
+        if self._masks is None:
+            self._masks = llguidance.LLExecutor(1)
         address, width, rows = bits.ctypes.data, bits.shape[1] * 4, len(bits)
-        plain = [(matcher, row) for matcher, row, drafts in work if not drafts]
+        plain = [(guide.matcher, row) for guide, row, drafts in jobs if not drafts]
         if plain:
             self._masks.unsafe_compute_mask_ptr(plain, address, width, rows)
-        drafted = [job for job in work if job[2]]
+        drafted = [(guide.matcher, row, drafts) for guide, row, drafts in jobs if drafts]
         if drafted:
             self._masks.unsafe_compute_mask_ptr_with_draft_token(drafted, address, width, rows)
 
