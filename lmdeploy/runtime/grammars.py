@@ -36,7 +36,9 @@ class _Vocabulary:
         self._tokenizer = tokenizer
         self.eos_token_id = min(tokenizer.eos_ids)
         self.bos_token_id = tokenizer.bos_id
-        self.tokens = [tokenizer.token_bytes(i) for i in range(vocab_size)]  # nothing for rows without a token
+        self.tokens = [
+            tokenizer.token_bytes(i) for i in range(vocab_size)
+        ]  # nothing for rows without a token
         self.special_token_ids = sorted(tokenizer.special_ids)
 
     def __call__(self, text: str) -> Sequence[int]:

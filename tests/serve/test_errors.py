@@ -41,7 +41,10 @@ BAD_BOTH = [
     ("truncate_prompt_tokens", [0]),
     ("model", [5]),
     ("stream_options", [5, {"include_usage": 5}]),
-    ("response_format", [5, {"type": "yaml"}, {"type": "json_schema", "json_schema": {}}, {"type": "json_schema"}]),
+    (
+        "response_format",
+        [5, {"type": "yaml"}, {"type": "json_schema", "json_schema": {}}, {"type": "json_schema"}],
+    ),
     ("guided_json", [5, "{", {"not": {}}]),
     ("guided_regex", [5, "", "(?=a)"]),
     ("guided_choice", [5, [], [""]]),
