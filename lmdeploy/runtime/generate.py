@@ -81,7 +81,8 @@ class Frontend:
         """The engine's request for `ids`, with everything that depends on the model checked.
 
         `param` names the field that held the prompt, for error messages; `choice` numbers the answers to one
-        prompt; `grammar` stands before the config's response_format. Raises ContextLengthError when the prompt leaves no room for an answer, and RequestError.
+        prompt; `grammar` stands before the config's response_format. Raises ContextLengthError when the
+        prompt leaves no room for an answer, and RequestError.
         """
         room = self._room(ids, param, least=1)
         stop_ids = self.stop_ids(config)
