@@ -96,8 +96,8 @@ class TurbomindExecutor:
         written = (result.token_ids, result.finite, result.logprob, result.top_ids, result.top_logprobs)
         try:
             masks = batch.masks
-            columns = None if masks is None else (masks.index, masks.bits, masks.wait)
-            self._model.step(rows, _columns(s), written, result.logits, columns)
+            more = () if masks is None else ((masks.index, masks.bits, masks.wait),)
+            self._model.step(rows, _columns(s), written, result.logits, *more)
         except (ValueError, IndexError, RuntimeError) as error:
             raise EngineError(f"the batch cannot be computed: {error}") from error
         return result
