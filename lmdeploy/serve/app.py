@@ -21,7 +21,7 @@ from lmdeploy import __version__
 from lmdeploy.errors import LMDeployError
 from lmdeploy.serve import errors
 from lmdeploy.serve.metrics import metrics
-from lmdeploy.serve.middleware import HEALTH_PATHS, Admission, ApiKeys, Requests
+from lmdeploy.serve.middleware import HEALTH_PATHS, Admission, ApiKeys, RequestIds
 from lmdeploy.serve.openai.chat import chat_completions
 from lmdeploy.serve.openai.completions import completions
 from lmdeploy.serve.openai.models import get_model, list_models
@@ -36,7 +36,7 @@ def build_app(server: Server) -> ASGIApp:
     """The whole application."""
     options = server.options
     app: ASGIApp = Admission(_routes(server), server)
-    app = Requests(ApiKeys(app, options.api_keys), server.answered)
+    app = RequestIds(ApiKeys(app, server.keys), server.answered)
     return CORSMiddleware(
         app,
         allow_origins=options.allow_origins,

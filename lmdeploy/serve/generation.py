@@ -15,6 +15,7 @@ from lmdeploy.errors import rebuild_error
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.generate import Choice, Delta
 from lmdeploy.runtime.stream import Stream
+from lmdeploy.serve.record import RECORD
 
 
 @dataclass(slots=True)
@@ -159,5 +160,6 @@ _numbers = itertools.count()
 
 
 def request_id() -> str:
-    """An id for the engine, unique in this process whatever clients send."""
-    return f"http-{next(_numbers)}"
+    """An id for the engine: that of the HTTP request, made unique whatever clients send."""
+    record = RECORD.get()
+    return f"{record.request_id if record is not None else 'http'}-{next(_numbers)}"
