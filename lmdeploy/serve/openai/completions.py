@@ -47,9 +47,8 @@ async def completions(server: Server, request: Request) -> Response:
     if completion.body.stream:
         chunks = _Chunks(completion)
         options = completion.body.stream_options
-        stream = ChunkStream(
-            completion.generation, completion.reply, "text_completion", options, chunks.choices_of
-        )
+        generation, head = completion.generation, completion.reply.head("text_completion")
+        stream = ChunkStream(generation.pieces, generation.usage, head, options, chunks.choices_of)
         return await stream.response(request, server.options.keep_alive)
     return await while_connected(request.receive, _whole(completion))
 

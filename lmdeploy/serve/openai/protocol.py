@@ -7,6 +7,7 @@ later. An explicit null counts as absent everywhere. Unknown fields are accepted
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -248,10 +249,12 @@ def _check_extras(extras: dict[str, Any]) -> None:
             logger.info("field %r is ignored", name[:100])
 
 
-def parse_body(kind: type[ChatBody] | type[CompletionBody], raw: bytes | bytearray) -> Any:
-    """The request in `raw`, valid by itself. Raises RequestError."""
+def parse_body(
+    kind: type[ChatBody] | type[CompletionBody], raw: bytes | bytearray | Mapping[str, Any]
+) -> Any:
+    """The request in `raw` (JSON, or its fields), valid by itself. Raises RequestError."""
     try:
-        body = kind.model_validate_json(raw)
+        body = kind.model_validate(raw) if isinstance(raw, Mapping) else kind.model_validate_json(raw)
     except ValidationError as error:
         raise from_validation(error, kind) from None
     _check_extras(body.model_extra or {})

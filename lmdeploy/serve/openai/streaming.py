@@ -8,46 +8,50 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
 
-from lmdeploy.serve.generation import Generation, Piece
+from lmdeploy.serve.generation import Usage
 from lmdeploy.serve.openai.protocol import StreamOptions
-from lmdeploy.serve.served import Reply
 from lmdeploy.serve.sse import KEEP_ALIVE, ChunkWriter, encode, ending_well
 from lmdeploy.serve.transport import EventStream, while_connected
 
-Moments = AsyncGenerator[list[Piece], None]
+T = TypeVar("T")
+Moments = AsyncGenerator[list[T], None]
 
 
-class ChunkStream:
-    """One stream. Each entry that `choices_of` makes of a piece becomes a chunk of its own."""
+class ChunkStream(Generic[T]):
+    """One stream of `moments(idle)`, each of which is a list of pieces that were made at the same time.
+
+    Each entry that `choices_of` makes of a piece becomes a chunk of its own; `head` is the same in all.
+    """
 
     def __init__(
         self,
-        generation: Generation,
-        reply: Reply,
-        kind: str,
+        moments: Callable[[float], Moments[T]],
+        usage: Callable[[], Usage],
+        head: dict[str, object],
         options: StreamOptions | None,
-        choices_of: Callable[[Piece], list[dict[str, Any]]],
+        choices_of: Callable[[T], list[dict[str, Any]]],
     ) -> None:
-        self._generation = generation
+        self._moments = moments
+        self._counts = usage
         self._choices_of = choices_of
         self._usage = bool(options and options.include_usage)
         self._running_usage = bool(self._usage and options and options.continuous_usage_stats)
-        self._write = ChunkWriter(reply.head(kind), self._usage)
+        self._write = ChunkWriter(head, self._usage)
 
     async def response(self, request: Request, keep_alive: float) -> EventStream:
         """Starts when the first token exists, or when the client has waited `keep_alive` seconds for it.
 
         Raises what stops the request before that, and ClientDisconnect.
         """
-        moments = self._generation.pieces(idle=keep_alive)
+        moments = self._moments(keep_alive)
         first = await while_connected(request.receive, anext(moments))
         return EventStream(ending_well(self._events(first, moments)))
 
-    async def _events(self, first: list[Piece], moments: Moments) -> AsyncGenerator[bytes, None]:
+    async def _events(self, first: list[T], moments: Moments[T]) -> AsyncGenerator[bytes, None]:
         async with aclosing(moments):
             yield self._moment(first)
             async for moment in moments:
@@ -56,7 +60,7 @@ class ChunkStream:
         if self._usage:
             yield self._write.usage(self._usage_now())
 
-    def _moment(self, moment: list[Piece]) -> bytes:
+    def _moment(self, moment: list[T]) -> bytes:
         """Ready events; empty when all text of the pieces is held back."""
         if not moment:
             return KEEP_ALIVE
@@ -65,4 +69,4 @@ class ChunkStream:
         return b"".join(self._write.chunk(encode(choice), usage) for choice in choices)
 
     def _usage_now(self) -> bytes:
-        return encode(self._generation.usage().body())
+        return encode(self._counts().body())
