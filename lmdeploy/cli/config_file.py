@@ -11,31 +11,31 @@ import contextlib
 import difflib
 import json
 from argparse import SUPPRESS, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lmdeploy.errors import ConfigError, shorten
 
 FLAG = "--config"
-_KEPT_BACK = ("api_keys",)  # values that are not to be seen
 
 
 def accept_config(parser: argparse.ArgumentParser, positional: str, own: Sequence[str] = ()) -> None:
     """Make `parser` read the file that its flag --config names; `own` keys are left to the command.
 
-    They are in the result as `config_own`, the keys that were given at all as `config_given`, each with its
-    origin. `positional` is the key of the positional argument, which may be left out on the command line.
+    They are in the result as `config_own`, what was given at all as `config_given`, each with its origin, and
+    the parser as `config_parser`. `positional` is the key of the positional argument, which may be left out
+    on the command line.
     """
     plain = parser.parse_known_args
 
     def parse(args: Any = None, namespace: Any = None) -> tuple[Namespace, list[str]]:
-        typed, rest = _given(parser, plain, args)
+        typed, rest = given(parser, plain, args)
         path = getattr(typed, "config", None)
         whole = read_yaml(Path(path)) if path is not None else {}
         taken = {key: whole.pop(key) for key in list(whole) if key.replace("-", "_") in own}
         words = words_of(parser, whole, positional, f"{path}: ")
-        filed, _ = _given(parser, plain, words, f"{path}: ")
+        filed, _ = given(parser, plain, words, f"{path}: ")
         values = {a.dest: a.default for a in parser._actions if a.default is not SUPPRESS}
         values |= {**parser._defaults, **vars(filed), **vars(typed)}
         origin = dict.fromkeys(vars(filed), "file") | dict.fromkeys(vars(typed), "flag")
@@ -44,12 +44,13 @@ def accept_config(parser: argparse.ArgumentParser, positional: str, own: Sequenc
             setattr(result, name, value)
         result.config_own = {key.replace("-", "_"): value for key, value in taken.items()}
         result.config_given = origin
+        result.config_parser = parser
         return result, rest
 
     parser.parse_known_args = parse  # type: ignore[method-assign,assignment]
 
 
-def _given(
+def given(
     parser: argparse.ArgumentParser, parse: Callable[..., Any], words: Any, where: str = ""
 ) -> tuple[Namespace, list[str]]:
     """What `words` say and no default."""
@@ -154,19 +155,26 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def settings_of(parser: argparse.ArgumentParser, args: Namespace, positional: str) -> dict[str, Any]:
-    """Every setting that has a value, by the key it has in a file; keys that let people in are not shown."""
+def settings_of(
+    parser: argparse.ArgumentParser, args: Namespace, positional: str, only: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Every setting that has a value, by the key it has in a file; keys that let people in are not shown.
+
+    only: of these, by the name they have in `args`.
+    """
     values: dict[str, Any] = {}
+    seen = set[str]()
     for action in parser._actions:
         value = getattr(args, action.dest, None)
+        if only is not None and action.dest not in only:
+            continue
         if action.help == SUPPRESS and action.dest not in args.config_given:
             continue
-        if action.dest in ("help", "config", "print_config") or value in (None, SUPPRESS, []):
+        if action.dest in (*seen, "help", "config", "print_config") or value in (None, SUPPRESS, []):
             continue
+        seen.add(action.dest)
         if not action.option_strings:
             values[positional] = value
-        elif isinstance(action, argparse._StoreConstAction) and value != action.const:
-            continue
         else:
             values[action.option_strings[0].removeprefix("--")] = value
     if values.get("api-keys"):

@@ -6,19 +6,29 @@ Owns its flags; what they mean is decided by `config`, `runtime.resolve` and `se
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-from collections.abc import Mapping
-from typing import Any
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from lmdeploy import env
+from lmdeploy.cli.config_file import accept_config, settings_of, yaml_text
 from lmdeploy.cli.flags import (
     add_engine_flags,
     add_speculative_flags,
+    byte_count,
     engine_config,
     speculative_args,
 )
-from lmdeploy.config import EngineConfig
+from lmdeploy.cli.several import models_of
 from lmdeploy.errors import ConfigError
+from lmdeploy.runtime.memory_plan import MAX_BODIES
+
+if TYPE_CHECKING:
+    from lmdeploy.runtime.resolve import RuntimeConfig
+    from lmdeploy.serve.launch import Listener
+    from lmdeploy.serve.served import Report, Served
 
 _ABSENT_FLAGS = {
     "proxy_url": "this version has no proxy to register at",
@@ -40,8 +50,23 @@ def add_parser(subparsers: Any) -> None:
         help="an OpenAI-compatible server",
         description="Serve a model at /v1/chat/completions and /v1/completions.",
     )
-    parser.add_argument("model_path", metavar="MODEL", help="directory, GGUF file or hub id")
+    parser.add_argument(
+        "model_path",
+        metavar="MODEL",
+        nargs="?",
+        help="directory, GGUF file or hub id; or `model`, or several `models`, in the file of --config",
+    )
+    accept_config(parser, "model", own=("models",))
     _add_server_flags(parser.add_argument_group("server"))
+    _add_operation_flags(parser.add_argument_group("operation"))
+    _add_flags_of_a_model(parser)
+    for name in _ABSENT_FLAGS:
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, dest=name, nargs="*", default=None, help=argparse.SUPPRESS)
+
+
+def _add_flags_of_a_model(parser: argparse.ArgumentParser) -> None:
+    """Those that a server of several models takes for each of them."""
     _add_model_flags(parser.add_argument_group("model"))
     engine = parser.add_argument_group("engine")
     add_engine_flags(engine)
@@ -54,9 +79,6 @@ def add_parser(subparsers: Any) -> None:
         default=argparse.SUPPRESS,
         help="the same as --no-enable-prefix-caching",
     )
-    for name in _ABSENT_FLAGS:
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, dest=name, nargs="*", default=None, help=argparse.SUPPRESS)
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
@@ -67,8 +89,24 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     add("--allow-methods", nargs="+", default=["*"], metavar="METHOD", help="CORS methods (default: *)")
     add("--allow-headers", nargs="+", default=["*"], metavar="HEADER", help="CORS headers (default: *)")
     add("--allow-credentials", action="store_true", help="CORS credentials")
-    add("--api-keys", nargs="+", default=[], metavar="KEY", help="keys that let a client in; none: all may")
+    add(
+        "--api-keys",
+        nargs="+",
+        default=[],
+        metavar="KEY",
+        help="keys that let a client in, `sha256:` and the hash of one, or @FILE with one (or NAME KEY) a "
+        "line, which is read again when it changes; none: all may",
+    )
     add("--ssl", action="store_true", help="HTTPS with the files named by SSL_KEYFILE and SSL_CERTFILE")
+    add("--ssl-keyfile", metavar="FILE", help="HTTPS with this private key")
+    add("--ssl-certfile", metavar="FILE", help="HTTPS with this certificate chain")
+    add(
+        "--max-body-size",
+        type=byte_count,
+        default=MAX_BODIES,
+        metavar="SIZE",
+        help="largest body of a request, and of all bodies held at once, such as 64MiB (default: 32MiB)",
+    )
     add(
         "--max-concurrent-requests",
         type=int,
@@ -80,8 +118,44 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--log-level", default="WARNING", metavar="LEVEL", help="REQUEST also logs prompts (default: WARNING)"
     )
     add("--max-log-len", type=int, metavar="N", help="characters of a prompt that are logged (default: all)")
-    add("--disable-metrics", action="store_true", help="no /metrics")
     add("--disable-fastapi-docs", action="store_true", help="no /openapi.json")
+
+
+def _add_operation_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--config", metavar="FILE", help="YAML file of flags without their dashes; those given here win")
+    add(
+        "--memory-budget",
+        type=byte_count,
+        metavar="SIZE",
+        help="most memory that the models and the server together may take, such as 12GiB (default: what is "
+        "free)",
+    )
+    add("--print-config", action="store_true", help="print all settings as such a file, and end")
+    add("--disable-metrics", action="store_true", help="no /metrics")
+    add("--access-log", metavar="FILE", help="a line of JSON for each request into this file; -: stdout")
+    add("--access-log-prompts", action="store_true", help="with the prompts, cut by --max-log-len")
+    add(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send traces to this OpenTelemetry collector, such as http://localhost:4318/v1/traces "
+        "(extra: otel)",
+    )
+    add(
+        "--stall-timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="a step that takes longer makes the server unhealthy, one three times as long ends the engine, "
+        "which is started again (default: 120; never less than ten times the longest step expected)",
+    )
+    add(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="what runs may go on for so long after SIGTERM (default: 30)",
+    )
 
 
 def _add_model_flags(group: argparse._ArgumentGroup) -> None:
@@ -104,8 +178,11 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.print_config:
+        print(yaml_text(settings_of(args.config_parser, args, "model")), end="")
+        return 0
     _check(args)
-    return _serve(args, engine_config(args))
+    return _serve(args, models_of(args, _add_flags_of_a_model))
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -117,49 +194,151 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("--max-concurrent-requests must be at least 1")
     if args.max_log_len is not None and args.max_log_len < 0:
         raise ConfigError("--max-log-len must not be negative")
-    if args.ssl:
-        for variable in (env.SSL_KEYFILE, env.SSL_CERTFILE):
-            if not os.path.isfile(variable.text() or ""):
-                raise ConfigError(f"--ssl needs {variable.name}, the path of a file, in the environment")
+    for name in ("stall_timeout", "shutdown_timeout"):
+        if not 0 < getattr(args, name) < 1e6:
+            raise ConfigError(f"--{name.replace('_', '-')} must be a number of seconds above 0")
+    if args.access_log_prompts and not args.access_log:
+        raise ConfigError("--access-log-prompts needs --access-log")
 
 
-def _serve(args: argparse.Namespace, engine: EngineConfig) -> int:
+def _ssl_files(args: argparse.Namespace) -> tuple[str | None, str | None]:
+    """Key and certificates, of flags or environment; None: no TLS. Raises ConfigError."""
+    if not (args.ssl or args.ssl_keyfile or args.ssl_certfile):
+        return None, None
+    found = []
+    for name, variable in (("ssl_keyfile", env.SSL_KEYFILE), ("ssl_certfile", env.SSL_CERTFILE)):
+        path = getattr(args, name) or variable.text() or ""
+        if not os.path.isfile(path):
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"HTTPS needs {flag} or {variable.name} in the environment: the path of a file")
+        found.append(path)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(found[1], found[0])
+    except (ssl.SSLError, OSError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ConfigError(f"{found[1]} and {found[0]} are no certificate with its key: {reason}") from None
+    return found[0], found[1]
+
+
+def _serve(args: argparse.Namespace, models: list[argparse.Namespace]) -> int:
     # Imported here: parsers are built without loading the web server or an engine.
-    from pathlib import Path
     from threading import Thread
 
     from lmdeploy.logging import set_up
+    from lmdeploy.serve.launch import Listener, bind, run_server
+    from lmdeploy.serve.served import Server
+
+    set_up(args.log_level)
+    listener = Listener(args.server_name, args.server_port, *_ssl_files(args))
+    with bind(listener.host, listener.port) as sock, _reports(args) as reports:
+        print(_settings(args), end="")
+        configs = _resolved(args, models)
+        served = tuple(_served(model, config) for model, config in zip(models, configs, strict=True))
+        server = Server(served, _options(args), reports=reports)
+        port = sock.getsockname()[1]
+        for one in served:
+            # While the engine loads: in the middle of other people's streams it would be a pause.
+            Thread(target=one.frontend.tokenizer.prepare, daemon=True).start()
+        names = [name for one in served for name in one.ids]
+        run_server(server, sock, listener, lambda: _announce(listener, port, names), args.shutdown_timeout)
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> str:
+    """What flags and file say, as lines of such a file; nothing where no file was given."""
+    if args.config is None:
+        return ""
+    told = settings_of(args.config_parser, args, "model", only=args.config_given)
+    models = {"models": args.config_own["models"]} if args.config_own.get("models") else {}
+    return yaml_text({**told, **models})
+
+
+def _resolved(args: argparse.Namespace, models: list[argparse.Namespace]) -> Sequence[RuntimeConfig]:
+    """The plan of every model, printed before anything is loaded."""
+    from lmdeploy.runtime.resolve import plan_table, resolve
+    from lmdeploy.runtime.together import Wanted, resolve_together, together_table
+
+    if len(models) == 1 and args.memory_budget is None:
+        config = resolve(
+            models[0].model_path,
+            engine_config(models[0]),
+            speculative=speculative_args(models[0]),
+            server=True,
+            bodies=args.max_body_size,
+        )
+        print(plan_table(config), flush=True)
+        return [config]
+    wanted = [Wanted(m.model_path, engine_config(m), speculative_args(m), m.share) for m in models]
+    together = resolve_together(wanted, memory=args.memory_budget, bodies=args.max_body_size)
+    print(together_table(together, [_names(m)[0] for m in models]), flush=True)
+    return together.configs
+
+
+def _names(model: argparse.Namespace) -> list[str]:
+    from lmdeploy.models.hub import model_name
+
+    return [*model.model_name, model_name(model.model_path)]
+
+
+def _served(model: argparse.Namespace, config: RuntimeConfig) -> Served:
+    from pathlib import Path
+
     from lmdeploy.runtime.client import ProcessClient
     from lmdeploy.runtime.generate import load_frontend
     from lmdeploy.runtime.messages import Recipe
-    from lmdeploy.runtime.resolve import plan_table, resolve
-    from lmdeploy.serve.launch import Listener, bind, run_server
-    from lmdeploy.serve.served import SAMPLING_DEFAULTS, Served, Server
+    from lmdeploy.serve.served import SAMPLING_DEFAULTS, Served
 
-    set_up(args.log_level)
-    ssl = (env.SSL_KEYFILE.text(), env.SSL_CERTFILE.text()) if args.ssl else (None, None)
-    listener = Listener(args.server_name, args.server_port, *ssl)
-    with bind(listener.host, listener.port) as sock:
-        config = resolve(args.model_path, engine, speculative=speculative_args(args), server=True)
-        print(plan_table(config), flush=True)
-        frontend = load_frontend(
-            Path(config.model_path),
-            session_len=config.session_len,
-            vocab_size=config.vocab_size,
-            chat_template=args.chat_template,
-            interface_defaults=SAMPLING_DEFAULTS,
-            generation_config=args.generation_config,
-        )
-        print(_sampling_line(frontend.sampling_defaults, SAMPLING_DEFAULTS), end="", flush=True)
-        client = ProcessClient(Recipe.of("lmdeploy.runtime.build:build_engine", config))
-        served = Served(frontend, client, args.model_path, tuple(args.model_name), args.max_log_len)
-        port = sock.getsockname()[1]
-        # While the engine loads: in the middle of other people's streams it would be a pause.
-        Thread(target=frontend.tokenizer.prepare, daemon=True).start()
-        run_server(
-            Server((served,), _options(args)), sock, listener, lambda: _announce(args, port, served.ids)
-        )
-    return 0
+    frontend = load_frontend(
+        Path(config.model_path),
+        session_len=config.session_len,
+        vocab_size=config.vocab_size,
+        chat_template=model.chat_template,
+        interface_defaults=SAMPLING_DEFAULTS,
+        generation_config=model.generation_config,
+    )
+    print(_sampling_line(frontend.sampling_defaults, SAMPLING_DEFAULTS), end="", flush=True)
+    recipe = Recipe.of("lmdeploy.runtime.build:build_engine", config)
+    client = ProcessClient(recipe, stalled_step=model.stall_timeout)
+    return Served(
+        frontend,
+        client,
+        model.model_path,
+        tuple(model.model_name),
+        model.max_log_len,
+        log_prompts=model.access_log_prompts,
+        about=_about(config),
+    )
+
+
+def _about(config: RuntimeConfig) -> dict[str, str]:
+    """What /metrics says of the engine."""
+    values = {
+        "backend": config.backend,
+        "device": config.device,
+        "kernels": config.kernels,
+        "session_len": config.session_len,
+        "max_batch_size": config.max_batch_size,
+        "max_prefill_token_num": config.max_prefill_token_num,
+        "kv_bits": config.limits.kv_bits,
+        "num_threads": config.limits.num_threads,
+        "enable_prefix_caching": config.enable_prefix_caching,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+@contextlib.contextmanager
+def _reports(args: argparse.Namespace) -> Iterator[tuple[Report, ...]]:
+    """What hears of every request that has ended."""
+    from lmdeploy.serve.access_log import AccessLog
+    from lmdeploy.serve.tracing import Tracing
+
+    with contextlib.ExitStack() as stack:
+        reports: list[Report] = []
+        if args.access_log:
+            reports.append(stack.enter_context(contextlib.closing(AccessLog(args.access_log))))
+        if args.otlp_traces_endpoint:
+            reports.append(stack.enter_context(contextlib.closing(Tracing(args.otlp_traces_endpoint))))
+        yield tuple(reports)
 
 
 def _sampling_line(defaults: Mapping[str, float], neutral: Mapping[str, float]) -> str:
@@ -169,9 +348,9 @@ def _sampling_line(defaults: Mapping[str, float], neutral: Mapping[str, float]) 
     return f"requests that are silent get the model's {', '.join(own)}; {switch}\n" if own else ""
 
 
-def _announce(args: argparse.Namespace, port: int, names: tuple[str, ...]) -> None:
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(args.server_name, args.server_name)
-    scheme = "https" if args.ssl else "http"
+def _announce(listener: Listener, port: int, names: Sequence[str]) -> None:
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(listener.host, listener.host)
+    scheme = "https" if listener.ssl_keyfile else "http"
     print(f"serving {', '.join(names)} at {scheme}://{host}:{port}/v1", flush=True)
 
 
@@ -187,4 +366,6 @@ def _options(args: argparse.Namespace) -> Any:
         max_requests=args.max_concurrent_requests,
         docs=not args.disable_fastapi_docs,
         metrics=not args.disable_metrics,
+        max_body=args.max_body_size,
+        max_bodies=args.max_body_size,
     )

@@ -120,21 +120,33 @@ class Engines:
         return [served.client for served in self._server.models]
 
 
-def run_server(server: Server, sock: socket.socket, listener: Listener, announce: Callable[[], None]) -> None:
+def run_server(
+    server: Server,
+    sock: socket.socket,
+    listener: Listener,
+    announce: Callable[[], None],
+    drain_seconds: float | None = None,
+) -> None:
     """Serve the models of `server`, as `run_app` does."""
-    run_app(build_app(server), Engines(server), sock, listener, announce)
+    run_app(build_app(server), Engines(server), sock, listener, announce, drain_seconds)
 
 
 def run_app(
-    app: ASGIApp, backend: Backend, sock: socket.socket, listener: Listener, announce: Callable[[], None]
+    app: ASGIApp,
+    backend: Backend,
+    sock: socket.socket,
+    listener: Listener,
+    announce: Callable[[], None],
+    drain_seconds: float | None = None,
 ) -> None:
     """Serve until a signal comes. `announce` is called when the backend can answer.
 
-    SIGTERM and SIGINT: refuse what is new, finish what runs within DRAIN_SECONDS, end; a second one ends at
-    once. Raises what the backend raised while it was starting.
+    SIGTERM and SIGINT: refuse what is new, finish what runs within `drain_seconds` (None: DRAIN_SECONDS), end;
+    a second one ends at once. Raises what the backend raised while it was starting.
     """
     _allow_many_connections()
-    _run(_Life(app, backend, sock, listener, announce).run())
+    seconds = DRAIN_SECONDS if drain_seconds is None else drain_seconds
+    _run(_Life(app, backend, sock, listener, announce, seconds).run())
 
 
 def _allow_many_connections() -> None:
@@ -164,8 +176,10 @@ class _Life:
         sock: socket.socket,
         listener: Listener,
         announce: Callable[[], None],
+        drain_seconds: float,
     ) -> None:
         self._backend = backend
+        self._drain_seconds = drain_seconds
         self._sock = sock
         self._web = _WebServer(_web_config(app, listener))
         self._announce = announce
@@ -207,7 +221,7 @@ class _Life:
     async def _drain(self) -> None:
         """Until what runs has finished, the limit has passed or a second signal has come."""
         self._backend.draining = True
-        drain = asyncio.ensure_future(self._backend.drain(DRAIN_SECONDS))
+        drain = asyncio.ensure_future(self._backend.drain(self._drain_seconds))
         stop = asyncio.ensure_future(self._stop_now.wait())
         await asyncio.wait([drain, stop], return_when=asyncio.FIRST_COMPLETED)
         for one in (drain, stop):

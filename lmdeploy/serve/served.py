@@ -10,8 +10,9 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from lmdeploy import __version__
 from lmdeploy.errors import ModelNotServedError
@@ -65,6 +66,14 @@ class Reply:
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
+
+
+class Report(Protocol):
+    """Hears of every request that has ended."""
+
+    def write(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -138,7 +147,7 @@ class Server:
     active: int = 0  # POST requests that are being answered
     body_bytes: int = 0  # of bodies that are being read or parsed
     keys: Keys = field(init=False)
-    answered_by: tuple[Callable[[Record], None], ...] = ()  # what hears of every request that has ended
+    reports: tuple[Report, ...] = ()
     answers: Counter[tuple[str, str, int]] = field(default_factory=Counter)  # by method, route and status
 
     def __post_init__(self) -> None:
@@ -147,8 +156,8 @@ class Server:
     def answered(self, record: Record) -> None:
         """A request has its answer, or its client has left."""
         self.answers[record.method, record.route, record.status] += 1
-        for hear in self.answered_by:
-            hear(record)
+        for report in self.reports:
+            report.write(record)
 
     def model(self, asked: str | None) -> tuple[Served, str]:
         """The model a request is for, and the name to answer with. Raises ModelNotServedError."""
