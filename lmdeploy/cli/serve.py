@@ -1,4 +1,4 @@
-"""`lmdeploy serve api_server MODEL`: an OpenAI-compatible server.
+"""`lmdeploy serve api_server MODEL`: an OpenAI-compatible server; `serve proxy` has a file of its own.
 
 Owns its flags; what they mean is decided by `config`, `runtime.resolve` and `serve`.
 """
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy import env
+from lmdeploy.cli import proxy
 from lmdeploy.cli.config_file import accept_config, settings_of, yaml_text
 from lmdeploy.cli.flags import (
     add_engine_flags,
@@ -28,10 +29,10 @@ from lmdeploy.runtime.memory_plan import MAX_BODIES
 if TYPE_CHECKING:
     from lmdeploy.runtime.resolve import RuntimeConfig
     from lmdeploy.serve.launch import Listener
+    from lmdeploy.serve.registration import Registration
     from lmdeploy.serve.served import Report, Served
 
 _ABSENT_FLAGS = {
-    "proxy_url": "this version has no proxy to register at",
     "tool_call_parser": "this version does not parse tool calls",
     "reasoning_parser": "this version does not separate reasoning from the answer",
     "allowed_media_domains": "models here read text only",
@@ -63,6 +64,7 @@ def add_parser(subparsers: Any) -> None:
     for name in _ABSENT_FLAGS:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, dest=name, nargs="*", default=None, help=argparse.SUPPRESS)
+    proxy.add_parser(commands)
 
 
 def _add_flags_of_a_model(parser: argparse.ArgumentParser) -> None:
@@ -107,6 +109,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         metavar="SIZE",
         help="largest body of a request, and of all bodies held at once, such as 64MiB (default: 32MiB)",
     )
+    add("--proxy-url", metavar="URL", help="register at this `lmdeploy serve proxy`")
     add(
         "--max-concurrent-requests",
         type=int,
@@ -178,6 +181,8 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.serve_command == "proxy":
+        return proxy.run(args)
     if args.print_config:
         print(yaml_text(settings_of(args.config_parser, args, "model")), end="")
         return 0
@@ -226,21 +231,30 @@ def _serve(args: argparse.Namespace, models: list[argparse.Namespace]) -> int:
 
     from lmdeploy.logging import set_up
     from lmdeploy.serve.launch import Listener, bind, run_server
+    from lmdeploy.serve.registration import Registered
     from lmdeploy.serve.served import Server
 
     set_up(args.log_level)
     listener = Listener(args.server_name, args.server_port, *_ssl_files(args))
     with bind(listener.host, listener.port) as sock, _reports(args) as reports:
-        print(_settings(args), end="")
+        port = sock.getsockname()[1]
+        registration = _registration(args, listener, port)
+        print(_settings(args), end="", flush=True)
         configs = _resolved(args, models)
         served = tuple(_served(model, config) for model, config in zip(models, configs, strict=True))
         server = Server(served, _options(args), reports=reports)
-        port = sock.getsockname()[1]
+        names = tuple(name for one in served for name in one.ids)
         for one in served:
             # While the engine loads: in the middle of other people's streams it would be a pause.
             Thread(target=one.frontend.tokenizer.prepare, daemon=True).start()
-        names = [name for one in served for name in one.ids]
-        run_server(server, sock, listener, lambda: _announce(listener, port, names), args.shutdown_timeout)
+        run_server(
+            server,
+            sock,
+            listener,
+            lambda: _announce(listener, port, names),
+            lambda engines: engines if registration is None else Registered(engines, registration, names),
+            args.shutdown_timeout,
+        )
     return 0
 
 
@@ -339,6 +353,18 @@ def _reports(args: argparse.Namespace) -> Iterator[tuple[Report, ...]]:
         if args.otlp_traces_endpoint:
             reports.append(stack.enter_context(contextlib.closing(Tracing(args.otlp_traces_endpoint))))
         yield tuple(reports)
+
+
+def _registration(args: argparse.Namespace, listener: Listener, port: int) -> Registration | None:
+    """What `--proxy-url` asks for. Raises ConfigError."""
+    from lmdeploy.serve.registration import Registration
+
+    if args.proxy_url is None:
+        return None
+    try:
+        return Registration(args.proxy_url, listener, port, env.PROXY_API_KEY.text())
+    except ConfigError as error:
+        raise ConfigError(f"--proxy-url: {error.message}") from None
 
 
 def _sampling_line(defaults: Mapping[str, float], neutral: Mapping[str, float]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 # What keeps a waiting request waiting.
-Bound = Literal["max_batch_size", "kv_blocks", "prefill_budget"]
+Bound = Literal["max_batch_size", "kv_blocks", "prefill_budget", "long_lane"]
 
 
 @dataclass(slots=True)
@@ -44,6 +44,9 @@ class StepStats:
     blocks_held: int
     blocks_cached: int
     unused_tokens: int = 0  # places in held blocks that no token has taken yet
+    long_running: int = 0  # of `running`, in the lane of long prompts; the next two alike
+    long_waiting: int = 0
+    long_blocks: int = 0  # distinct ones of blocks_held
     totals: Totals = field(default_factory=Totals)
 
 

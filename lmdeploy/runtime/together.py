@@ -130,7 +130,9 @@ def _too_much(wanted: Sequence[Wanted], fixed: Sequence[int], server: int, free:
 
 def together_table(together: Together, names: Sequence[str]) -> str:
     """The start-up account of all models for people."""
-    rows = [("model", "weights", "workspace", "process", "KV cache", "in all", "at once")]
+    rows: list[tuple[str, ...]] = [
+        ("model", "weights", "workspace", "process", "KV cache", "in all", "at once")
+    ]
     for name, config in zip(names, together.configs, strict=True):
         plan = config.plan
         at_once = f"{plan.sequences} of {plan.session_len} tokens, limited by {plan.bound}"

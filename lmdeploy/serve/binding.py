@@ -20,6 +20,7 @@ ADVICE = {
     "kv_blocks": "requests wait for cache blocks: raise --cache-max-entry-count, or lower --quant-policy or "
     "--session-len",
     "prefill_budget": "requests wait for prompts before them: raise --max-prefill-token-num",
+    "long_lane": "long prompts wait for their lane",
 }
 BOUNDS = tuple(ADVICE)
 

@@ -26,6 +26,7 @@ from lmdeploy.serve.monitor import Monitor
 from lmdeploy.serve.served import Server
 
 DRAIN_SECONDS = 30.0
+KEYS_SECONDS = 1.0  # between two looks at the files of keys
 MAX_FILES = 4096  # that the server process may hold open, where the system allows it
 
 
@@ -104,9 +105,23 @@ class Engines:
 
     async def start(self) -> None:
         """One after the other: loading takes every core already."""
-        self._beside.append(asyncio.get_running_loop().create_task(Monitor(self._server).run()))
+        loop = asyncio.get_running_loop()
+        self._beside = [loop.create_task(work) for work in (Monitor(self._server).run(), self._watch_files())]
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         for client in self._clients():
             await client.start()
+
+    async def _watch_files(self) -> None:
+        """Keys that were added or taken away count within seconds."""
+        while True:
+            await asyncio.sleep(KEYS_SECONDS)
+            await asyncio.to_thread(self._server.keys.refresh)
+
+    def _on_hangup(self) -> None:
+        """What a tool that moves log files away sends afterwards."""
+        self._server.keys.refresh()
+        for report in self._server.reports:
+            report.reopen()
 
     async def drain(self, seconds: float) -> None:
         await asyncio.gather(*(client.drain(seconds) for client in self._clients()))
@@ -125,10 +140,11 @@ def run_server(
     sock: socket.socket,
     listener: Listener,
     announce: Callable[[], None],
+    around: Callable[[Backend], Backend] = lambda engines: engines,
     drain_seconds: float | None = None,
 ) -> None:
-    """Serve the models of `server`, as `run_app` does."""
-    run_app(build_app(server), Engines(server), sock, listener, announce, drain_seconds)
+    """Serve the models of `server`, as `run_app` does; `around` may put something before its engines."""
+    run_app(build_app(server), around(Engines(server)), sock, listener, announce, drain_seconds)
 
 
 def run_app(
@@ -141,8 +157,8 @@ def run_app(
 ) -> None:
     """Serve until a signal comes. `announce` is called when the backend can answer.
 
-    SIGTERM and SIGINT: refuse what is new, finish what runs within `drain_seconds` (None: DRAIN_SECONDS), end;
-    a second one ends at once. Raises what the backend raised while it was starting.
+    SIGTERM and SIGINT: refuse what is new, finish what runs within `drain_seconds` (None: DRAIN_SECONDS),
+    end; a second one ends at once. Raises what the backend raised while it was starting.
     """
     _allow_many_connections()
     seconds = DRAIN_SECONDS if drain_seconds is None else drain_seconds

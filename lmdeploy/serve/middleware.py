@@ -79,7 +79,7 @@ class ApiKeys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._keys.required or self._is_open(scope):
             return await self._app(scope, receive, send)
-        problem = self._problem(Headers(scope=scope))
+        problem = self._problem_with(Headers(scope=scope))
         if problem is None:
             return await self._app(scope, receive, send)
         await error_response(AuthenticationError(problem))(scope, receive, send)
@@ -87,10 +87,10 @@ class ApiKeys:
     def _is_open(self, scope: Scope) -> bool:
         return scope["method"] == "OPTIONS" or scope["path"] in OPEN_PATHS
 
-    def _problem(self, headers: Headers) -> str | None:
+    def _problem_with(self, headers: Headers) -> str | None:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         offered = [bearer.strip()] if scheme.lower() == "bearer" else []
-        offered += [key] if (key := headers.get("x-api-key")) else []
+        offered += [other] if (other := headers.get("x-api-key")) else []
         if not any(offered):
             return "No API key was sent; send `Authorization: Bearer KEY` or `x-api-key: KEY`."
         key = self._keys.find(offered)

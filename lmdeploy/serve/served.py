@@ -73,6 +73,9 @@ class Report(Protocol):
 
     def write(self, record: Record) -> None: ...
 
+    def reopen(self) -> None:
+        """Go on in a new file where the old one was moved away."""
+
     def close(self) -> None: ...
 
 

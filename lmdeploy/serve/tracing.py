@@ -67,6 +67,9 @@ class Tracing:
             span.set_status(Status(StatusCode.ERROR, record.error))
         span.end(at(max(record.ended, end)))
 
+    def reopen(self) -> None:
+        """There is no file."""
+
     def close(self) -> None:
         """Send what is left."""
         self._provider.shutdown()
