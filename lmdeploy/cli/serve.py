@@ -321,6 +321,7 @@ def _served(model: argparse.Namespace, config: RuntimeConfig) -> Served:
         model.max_log_len,
         log_prompts=model.access_log_prompts,
         about=_about(config),
+        by_path=model.by_path,
     )
 
 

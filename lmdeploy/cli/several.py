@@ -13,17 +13,18 @@ from typing import Any
 
 from lmdeploy.cli.config_file import given, words_of
 from lmdeploy.errors import ConfigError, shorten
+from lmdeploy.models.hub import model_name
 
 _ALIASES = {"name": "model-name"}
 
 
 def models_of(args: Namespace, add_model_flags: Callable[[argparse.ArgumentParser], None]) -> list[Namespace]:
-    """The arguments of each model, complete; with `share`, 1 where none was given. Raises ConfigError."""
+    """The arguments of each model, complete; with `share` and `by_path`. Raises ConfigError."""
     entries = args.config_own.get("models")
     if entries is None:
         if args.model_path is None:
             raise ConfigError("name a MODEL, or `model` or `models` in the file of --config")
-        return [Namespace(**vars(args), share=1.0)]
+        return [Namespace(**vars(args), share=1.0, by_path=True)]
     where = f"{args.config}: models"
     if not isinstance(entries, list) or not entries or not all(isinstance(e, dict) for e in entries):
         raise ConfigError(f"{where} must be a list of models, each with `model` and its settings")
@@ -35,7 +36,22 @@ def models_of(args: Namespace, add_model_flags: Callable[[argparse.ArgumentParse
     parser = type(args.config_parser)(prog=where, add_help=False)
     parser.add_argument("model_path", metavar="MODEL", nargs="?")
     add_model_flags(parser)
-    return [_model(args, parser, entry, f"{where}[{i}]: ") for i, entry in enumerate(entries)]
+    models = [_model(args, parser, entry, f"{where}[{i}]: ") for i, entry in enumerate(entries)]
+    _settle_names(models, where)
+    return models
+
+
+def _settle_names(models: list[Namespace], where: str) -> None:
+    """A model that others share the last part of its path with goes by its own names alone."""
+    given = [name for model in models for name in model.model_name]
+    for name in given:
+        if given.count(name) > 1:
+            raise ConfigError(f"{where}: two models have the name {shorten(name)}")
+    taken = [model_name(model.model_path) for model in models]
+    for model, own in zip(models, taken, strict=True):
+        model.by_path = taken.count(own) == 1 and own not in given
+        if not model.by_path and not model.model_name:
+            raise ConfigError(f"{where}: {shorten(own)} is not one model alone: give each a `name`")
 
 
 def _model(args: Namespace, parser: argparse.ArgumentParser, entry: dict[str, Any], where: str) -> Namespace:

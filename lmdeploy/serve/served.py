@@ -84,7 +84,7 @@ class Served:
     """One model behind one engine.
 
     log_len: characters of a prompt in the log; None: all. log_prompts: also into the access log.
-    about: how its engine was made, for metrics.
+    about: how its engine was made, for metrics. by_path: the path as typed and its last part are names too.
     """
 
     frontend: Frontend
@@ -94,6 +94,7 @@ class Served:
     log_len: int | None = None
     log_prompts: bool = False
     about: Mapping[str, str] = field(default_factory=dict)
+    by_path: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
     times: RequestTimes = field(init=False)
     watch: Watch = field(init=False, default_factory=Watch)
@@ -111,12 +112,12 @@ class Served:
     @property
     def ids(self) -> tuple[str, ...]:
         """Names that /v1/models lists; the first is the one that stands for "no model named"."""
-        return tuple(dict.fromkeys((*self.extra_names, model_name(self.model))))
+        return tuple(dict.fromkeys((*self.extra_names, *([model_name(self.model)] if self.by_path else []))))
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every name a request may use: the ids and the path as typed."""
-        return tuple(dict.fromkeys((*self.ids, self.model)))
+        return tuple(dict.fromkeys((*self.ids, *([self.model] if self.by_path else []))))
 
     @property
     def fingerprint(self) -> str:
