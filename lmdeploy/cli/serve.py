@@ -230,11 +230,13 @@ def _serve(args: argparse.Namespace, models: list[argparse.Namespace]) -> int:
     from threading import Thread
 
     from lmdeploy.logging import set_up
+    from lmdeploy.serve.keys import Keys
     from lmdeploy.serve.launch import Listener, bind, run_server
     from lmdeploy.serve.registration import Registered
     from lmdeploy.serve.served import Server
 
     set_up(args.log_level)
+    Keys(args.api_keys)  # a file at fault is told before anything is loaded
     listener = Listener(args.server_name, args.server_port, *_ssl_files(args))
     with bind(listener.host, listener.port) as sock, _reports(args) as reports:
         port = sock.getsockname()[1]

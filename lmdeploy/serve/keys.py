@@ -34,8 +34,10 @@ class Key:
 
 
 def key_of(secret: str, name: str = "") -> Key:
-    """The key `secret`, or the one whose hash it states."""
+    """The key `secret`, or the one whose hash it states. Raises ConfigError."""
     hashed = _HASHED.fullmatch(secret)
+    if hashed is None and secret.lower().startswith("sha256:"):
+        raise ConfigError("an API key that begins with sha256: needs 64 hexadecimal digits after it")
     digest = bytes.fromhex(hashed[1]) if hashed else _digest(secret)
     return Key(name or f"key-{digest.hex()[:8]}", digest)
 
@@ -122,9 +124,10 @@ def _read_file(path: Path) -> list[Key]:
                 f"file of API keys {shorten(str(path))}, line {number}: a line is KEY or NAME KEY, "
                 f"got {len(words)} words"
             )
-        if words[-1].lower().startswith("sha256:") and not _HASHED.fullmatch(words[-1]):
+        try:
+            keys.append(key_of(words[-1], words[0] if len(words) == 2 else ""))
+        except ConfigError as error:
             raise ConfigError(
-                f"file of API keys {shorten(str(path))}, line {number}: sha256: needs 64 hexadecimal digits"
-            )
-        keys.append(key_of(words[-1], words[0] if len(words) == 2 else ""))
+                f"file of API keys {shorten(str(path))}, line {number}: {error.message}"
+            ) from None
     return keys

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
-from prometheus_client.parser import text_string_to_metric_families
 from serve_fakes import TEXT, Api, api, request
-
-DASHBOARD = Path(__file__).resolve().parents[2] / "docs/dashboard/lmdeploy.json"
+from serve_metrics import dashboard_queries, scrape
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -23,31 +18,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def server() -> AsyncIterator[Api]:
     async with api(TEXT, step_seconds=0.002) as server:
         yield server
-
-
-class Scrape:
-    """One answer of /metrics."""
-
-    def __init__(self, text: str) -> None:
-        families = text_string_to_metric_families(text)
-        self.samples = [sample for family in families for sample in family.samples]
-        self.names = {sample.name for sample in self.samples}
-
-    def __call__(self, name: str, **labels: str) -> float:
-        found = [
-            s.value
-            for s in self.samples
-            if s.name == f"lmdeploy:{name}" and labels.items() <= s.labels.items()
-        ]
-        assert len(found) == 1, f"{name}{labels}: {len(found)} samples"
-        return found[0]
-
-
-async def scrape(server: Api) -> Scrape:
-    answer = await server.http.get("/metrics")
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith("text/plain; version=")
-    return Scrape(answer.text)
 
 
 async def test_tokens_and_requests_are_those_of_the_answers(server: Api) -> None:
@@ -121,25 +91,8 @@ async def test_metrics_need_the_key_where_there_are_keys(server: Api) -> None:
     assert answer.status_code == 200
 
 
-def dashboard_names() -> set[str]:
-    """Every metric that a panel of the dashboard asks for."""
-    queries: list[str] = []
-
-    def walk(value: Any) -> None:
-        if isinstance(value, dict):
-            queries.extend(v for k, v in value.items() if k in ("expr", "query") and isinstance(v, str))
-            for item in value.values():
-                walk(item)
-        elif isinstance(value, list):
-            for item in value:
-                walk(item)
-
-    walk(json.loads(DASHBOARD.read_text()))
-    return {name for query in queries for name in re.findall(r"lmdeploy:\w+", query)}
-
-
 async def test_every_metric_of_the_dashboard_is_there(server: Api) -> None:
     await server.chat()
-    names = dashboard_names()
+    names = {name for query in dashboard_queries() for name in re.findall(r"lmdeploy:\w+", query)}
     assert len(names) > 20
     assert names <= (await scrape(server)).names
