@@ -121,7 +121,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--log-level", default="WARNING", metavar="LEVEL", help="REQUEST also logs prompts (default: WARNING)"
     )
     add("--max-log-len", type=int, metavar="N", help="characters of a prompt that are logged (default: all)")
-    add("--disable-fastapi-docs", action="store_true", help="no /openapi.json")
+    add("--disable-fastapi-docs", action="store_true", help="no /openapi.json and no /docs")
 
 
 def _add_operation_flags(group: argparse._ArgumentGroup) -> None:

@@ -19,7 +19,7 @@ from lmdeploy.serve.record import RECORD, Record
 from lmdeploy.serve.served import Server
 
 HEALTH_PATHS = ("/health", "/ping", "/v1/health")
-OPEN_PATHS = frozenset((*HEALTH_PATHS, "/openapi.json"))
+OPEN_PATHS = frozenset((*HEALTH_PATHS, "/openapi.json", "/docs"))
 _MAX_ID = 128
 
 

@@ -50,6 +50,7 @@ class ChatTemplate:
         self.source, self.stop_words = source, tuple(stop_words)
         self._tokenizer, self._adds_bos = tokenizer, adds_bos
         self._variables = {**tokenizer.named_tokens, **(variables or {})}
+        self.text = templates.get("default") or next(iter(templates.values()), None)
         self._templates = {name: _compile(text, source) for name, text in templates.items()}
         self._guard = _Guard(tokenizer) if tokenizer.special_pattern is not None else None
 

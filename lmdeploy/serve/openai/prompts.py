@@ -16,6 +16,7 @@ from lmdeploy.serve.served import Served
 
 _OWN_FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 MAX_ANSWERS = 2048  # of one request, prompts times choices
+MAX_CHARACTERS = 1 << 20  # that are encoded for a context they cannot fit; takes about 0.3 s
 
 
 def chat_prompt(served: Served, body: ChatBody, messages: Sequence[dict[str, Any]]) -> list[int]:
@@ -40,7 +41,10 @@ def chat_prompt(served: Served, body: ChatBody, messages: Sequence[dict[str, Any
         continue_final_message=proceed,
         **extra,
     )
-    return _tail(ids, body.truncate_prompt_tokens)
+    bos = served.frontend.tokenizer.bos_id
+    if body.add_special_tokens and bos is not None and ids[:1] != [bos]:
+        ids = [bos, *ids]
+    return shorten_prompt(ids, body.truncate_prompt_tokens)
 
 
 class Prompt(NamedTuple):
@@ -60,7 +64,9 @@ def completion_prompts(served: Served, body: CompletionBody) -> list[Prompt]:
             f"This request asks for {count} answers; the most is {MAX_ANSWERS}.", param="prompt"
         )
     return [
-        Prompt(_tail(_ids(served, body, prompt, path), body.truncate_prompt_tokens), _text(prompt), path)
+        Prompt(
+            shorten_prompt(_ids(served, body, prompt, path), body.truncate_prompt_tokens), _text(prompt), path
+        )
         for prompt, path in prompts
     ]
 
@@ -91,11 +97,8 @@ def _split(frontend: Frontend, prompt: Any) -> list[tuple[Any, str]]:
 
 def _ids(served: Served, body: CompletionBody, prompt: Any, path: str) -> list[int]:
     if isinstance(prompt, str):
-        if not body.truncate_prompt_tokens:
-            _check_size(served, len(prompt), path)
-        if body.add_special_tokens is False:
-            return served.frontend.tokenizer.encode(prompt, parse_special=True)
-        return served.frontend.prompt_ids(prompt)
+        special = body.add_special_tokens is not False
+        return plain_prompt(served, prompt, path, special, cut=body.truncate_prompt_tokens is not None)
     if not isinstance(prompt, list):
         raise _wrong(path, prompt)
     for i, token in enumerate(prompt):
@@ -107,13 +110,36 @@ def _ids(served: Served, body: CompletionBody, prompt: Any, path: str) -> list[i
     return prompt
 
 
+def plain_prompt(served: Served, text: str, param: str, special: bool = True, cut: bool = False) -> list[int]:
+    """Ids of a text, with the tokenizer's own markers unless not `special`. Raises RequestError.
+
+    cut: the ids will be shortened, so that the text may be longer than the context.
+    """
+    if cut:
+        check_length(served, text, param)
+    else:
+        _check_size(served, len(text), param)
+    return served.frontend.tokenizer.encode(text, add_special_tokens=special, parse_special=True)
+
+
+def check_length(served: Served, text: str, param: str) -> None:
+    """Refuse a text that takes long to encode, whatever becomes of its ids. Raises InvalidValueError."""
+    most = max(MAX_CHARACTERS, served.max_characters)
+    if len(text) > most:
+        raise InvalidValueError(
+            f"'{param}' has {len(text)} characters; the most that is tokenised at once is {most}.",
+            param=param,
+        )
+
+
 def _wrong(path: str, prompt: Any) -> InvalidValueError:
     return InvalidValueError(
         f"Invalid value for '{path}': must be a string or token ids, got {shorten(prompt)}.", param=path
     )
 
 
-def _tail(ids: list[int], keep: int | None) -> list[int]:
+def shorten_prompt(ids: list[int], keep: int | None) -> list[int]:
+    """The last `keep` ids, where a client asked for that."""
     return ids if keep is None else ids[-keep:]
 
 
