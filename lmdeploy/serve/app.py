@@ -146,11 +146,11 @@ async def _async(response: Response) -> Response:
 
 
 async def _health(server: Server, request: Request) -> Response:
-    """200 when an engine can answer; of several models any, or the one that `?model=` names."""
+    """200 when the engine can answer; of several, once all were loaded, any one, or that of `?model=`."""
     name = request.query_params.get("model")
     models = server.models if name is None else (server.model(name)[0],)
     states = {served.ids[0]: served.client.state for served in models}
-    ready = "ready" in states.values() and not server.draining
+    ready = "ready" in states.values() and not server.draining and not server.loading
     body: dict[str, Any] = {"status": "ok" if ready else "engine not ready"}
     if server.draining:
         body["status"] = "draining"

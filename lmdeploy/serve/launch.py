@@ -108,8 +108,10 @@ class Engines:
         loop = asyncio.get_running_loop()
         self._beside = [loop.create_task(work) for work in (Monitor(self._server).run(), self._watch_files())]
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        self._server.loading = True
         for client in self._clients():
             await client.start()
+        self._server.loading = False
 
     async def _watch_files(self) -> None:
         """Keys that were added or taken away count within seconds."""

@@ -105,6 +105,7 @@ _GAUGES = {
         lambda s, stats: _share(_total("accepted_tokens")(s, stats), _total("drafted_tokens")(s, stats)),
     ),
     "kv_cache_waste_perc": _Reading("share of the places in held blocks that no token has taken", _waste),
+    "lane_long_kv_blocks": _Reading("cache blocks that long prompts hold", _stat("long_blocks")),
     "kv_cache_waste_tokens": _Reading(
         "places in held blocks that no token has taken", _stat("unused_tokens")
     ),
@@ -194,6 +195,9 @@ class _Collector(Collector):
         shares = GaugeMetricFamily(
             PREFIX + "bottleneck_share", "share of the last 10 s by what bound", labels=[*_LABELS, "bound"]
         )
+        lanes = GaugeMetricFamily(
+            PREFIX + "lane_requests", "requests by lane of prompt lengths", labels=[*_LABELS, "lane", "state"]
+        )
         for served in self._server.models:
             labels, stats, binding = _labels(served), served.client.last_stats, served.watch.binding()
             for reason, count in served.times.finished.items():
@@ -203,7 +207,10 @@ class _Collector(Collector):
             for name in BOUNDS:
                 bound.add_metric([*labels, name], float(name == binding.bound))
                 shares.add_metric([*labels, name], binding.shares[name])
-        yield from (reasons, blocks, bound, shares)
+            for lane in ("short", "long"):
+                for state in ("running", "waiting"):
+                    lanes.add_metric([*labels, lane, state], _in_lane(stats, lane, state))
+        yield from (reasons, blocks, bound, shares, lanes)
 
     def _http(self) -> Iterator[Metric]:
         server = self._server
@@ -222,6 +229,11 @@ class _Collector(Collector):
         yield GaugeMetricFamily(
             PREFIX + "server_resident_memory_bytes", "memory of the web server in RAM", resident_bytes()
         )
+
+
+def _in_lane(stats: Mapping[str, Any], lane: str, state: str) -> float:
+    long = float(stats.get(f"long_{state}", 0))
+    return long if lane == "long" else float(stats.get(state, 0)) - long
 
 
 def _labels(served: Served) -> tuple[str, str]:

@@ -148,6 +148,7 @@ class Server:
     models: tuple[Served, ...]
     options: ServerOptions = field(default_factory=ServerOptions)
     draining: bool = False
+    loading: bool = False  # not every model has been there yet
     active: int = 0  # POST requests that are being answered
     body_bytes: int = 0  # of bodies that are being read or parsed
     keys: Keys = field(init=False)

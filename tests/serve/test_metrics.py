@@ -11,6 +11,8 @@ import pytest_asyncio
 from serve_fakes import TEXT, Api, api, request
 from serve_metrics import dashboard_queries, scrape
 
+from lmdeploy.serve import binding, monitor
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -76,6 +78,29 @@ async def test_answers_are_counted_by_route_and_status(server: Api) -> None:
     assert seen("http_requests_total", route="", status="404") >= 1
     assert seen("http_requests_total", route="/v1/chat/completions", status="400", method="POST") == 1
     assert seen("http_requests_total", route="/v1/models/{name:path}", status="200") == 1
+
+
+async def test_too_few_rows_bind_and_the_log_says_so(
+    server: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(monitor, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(monitor, "WINDOW", 0.5)
+    monkeypatch.setattr(binding, "WINDOW", 0.5)
+    caplog.set_level("INFO", "lmdeploy.serve")
+    stream = await server.served.client.submit(*(request(f"row{i}", f"{i}", 400) for i in range(12)))
+    watching = asyncio.ensure_future(monitor.Monitor(server.server).run())
+    await asyncio.sleep(0.75)  # not so long that cache blocks bind instead
+    seen = await scrape(server)
+    watching.cancel()
+    stream.abort()
+    assert (seen("num_requests_running"), seen("num_requests_waiting")) == (8, 4)
+    assert seen("bottleneck", bound="max_batch_size") == 1
+    assert seen("bottleneck_share", bound="max_batch_size") > 0.9
+    assert seen("engine_utilisation") > 0.9
+    lines = [record.getMessage() for record in caplog.records if "bound by" in record.getMessage()]
+    assert lines
+    assert "running 8, waiting 4" in lines[-1]
+    assert "bound by max_batch_size" in lines[-1]
 
 
 async def test_head_and_the_switch(server: Api) -> None:

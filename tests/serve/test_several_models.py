@@ -47,6 +47,13 @@ async def test_model_routes_and_the_list_has_all(pair: Api) -> None:
     assert "`one`, `two`" in error["message"]
 
 
+async def test_health_waits_until_all_were_loaded(pair: Api) -> None:
+    assert (await pair.http.get("/health")).status_code == 200
+    pair.server.loading = True
+    assert (await pair.http.get("/health")).status_code == 503
+    pair.server.loading = False
+
+
 async def test_figures_are_kept_apart(pair: Api) -> None:
     before = await scrape(pair)
     await text_of(pair, model="two")
