@@ -6,8 +6,8 @@ Prompts are in it only where that was asked for. Owns the fields of a line and t
 from __future__ import annotations
 
 import datetime
+import logging
 import os
-import sys
 from typing import Any
 
 import msgspec
@@ -15,6 +15,8 @@ import msgspec
 from lmdeploy.errors import ConfigError
 from lmdeploy.serve.passage import Passage
 from lmdeploy.serve.record import Record
+
+logger = logging.getLogger("lmdeploy.serve")
 
 
 class AccessLog:
@@ -26,14 +28,19 @@ class AccessLog:
     def __init__(self, path: str) -> None:
         self._path = path
         self._file = self._open()
+        self._failing = False
 
     def write(self, record: Record) -> None:
+        """A full disk costs lines, and no request."""
         line = msgspec.json.encode(line_of(record)) + b"\n"
-        if self._path == "-":
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
-        else:
+        try:
             os.write(self._file, line)  # in one piece: several processes may share the file
+        except OSError as error:
+            if not self._failing:
+                logger.error("the access log cannot be written: %s", error.strerror)
+            self._failing = True
+        else:
+            self._failing = False
 
     def reopen(self) -> None:
         """Go on in a file of the old name: the old one was moved away."""

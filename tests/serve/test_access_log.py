@@ -126,6 +126,13 @@ async def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         AccessLog(str(tmp_path / "no" / "log"))
 
 
+async def test_a_full_disk_costs_no_request(server: Api, caplog: pytest.LogCaptureFixture) -> None:
+    api = reporting(server, AccessLog("/dev/full"))
+    for _ in range(2):
+        assert (await api.chat("x", max_tokens=2)).status_code == 200
+    assert caplog.text.count("the access log cannot be written: No space left on device") == 1
+
+
 async def test_clients_that_leave(tmp_path: Path) -> None:
     file = tmp_path / "access.log"
     with running(step_seconds=0.01, access_log=str(file)) as server:
