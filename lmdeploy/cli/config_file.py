@@ -158,7 +158,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def settings_of(
     parser: argparse.ArgumentParser, args: Namespace, positional: str, only: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """Every setting that has a value, by the key it has in a file; keys that let people in are not shown.
+    """Every setting that has a value, by the key it has in a file; API keys are left out unless hashed.
 
     only: of these, by the name they have in `args`.
     """
@@ -177,9 +177,8 @@ def settings_of(
             values[positional] = value
         else:
             values[action.option_strings[0].removeprefix("--")] = value
-    if values.get("api-keys"):
-        values["api-keys"] = [key if key.startswith("@") else "(not shown)" for key in values["api-keys"]]
-    return values
+    keys = [key for key in values.pop("api-keys", ()) if key.startswith(("@", "sha256:"))]
+    return {**values, "api-keys": keys} if keys else values
 
 
 def yaml_text(values: Mapping[str, Any]) -> str:

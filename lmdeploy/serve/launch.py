@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import signal
 import socket
@@ -107,7 +108,8 @@ class Engines:
         """One after the other: loading takes every core already."""
         loop = asyncio.get_running_loop()
         self._beside = [loop.create_task(work) for work in (Monitor(self._server).run(), self._watch_files())]
-        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        if not os.isatty(0):  # else it means that the terminal is gone
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         self._server.loading = True
         for client in self._clients():
             await client.start()

@@ -47,11 +47,13 @@ models:
 
 def serve(config: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "lmdeploy", "serve", "api_server", "--config", str(config)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+    return subprocess.Popen(command, stderr=subprocess.STDOUT, text=True, **pipes)
 
 
 class Server:
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         (folder / "keys").write_text("alice secret\n")
         tiny = write_tiny_model(folder / "tiny-model")
         config = folder / "models.yaml"
@@ -125,6 +127,27 @@ def test_keys_and_large_bodies(server: Server) -> None:
     assert server.get("/v1/models", key="wrong")[0] == 401
     status, error = server.get("/v1/completions", {"model": "tiny", "prompt": "x" * (1 << 20)})
     assert (status, error["error"]["code"]) == (413, "request_too_large")
+
+
+def test_keys_and_log_files_change_while_it_runs(server: Server) -> None:
+    keys, log = server.folder / "keys", server.folder / "access.log"
+    keys.write_text("alice secret\nbob other\n")
+    deadline = time.monotonic() + 10
+    while server.get("/v1/models", key="other")[0] != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    log.rename(server.folder / "access.log.1")
+    server.process.send_signal(signal.SIGHUP)
+    while not log.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert server.get("/v1/models", key="other")[0] == 200
+    while not log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    (line,) = map(json.loads, log.read_text().splitlines())
+    assert (line["key"], line["path"], line["status"]) == ("bob", "/v1/models", 200)
+    assert "secret" not in (server.folder / "access.log.1").read_text()
 
 
 def test_one_dies_and_the_other_goes_on(server: Server) -> None:
