@@ -121,6 +121,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--log-level", default="WARNING", metavar="LEVEL", help="REQUEST also logs prompts (default: WARNING)"
     )
     add("--max-log-len", type=int, metavar="N", help="characters of a prompt that are logged (default: all)")
+    add("--disable-web-page", action="store_true", help="no page at /")
     add("--disable-fastapi-docs", action="store_true", help="no /openapi.json and no /docs")
 
 
@@ -394,6 +395,7 @@ def _options(args: argparse.Namespace) -> Any:
         allow_credentials=args.allow_credentials,
         max_requests=args.max_concurrent_requests,
         docs=not args.disable_fastapi_docs,
+        web_page=not args.disable_web_page,
         metrics=not args.disable_metrics,
         max_body=args.max_body_size,
         max_bodies=args.max_body_size,

@@ -1,7 +1,7 @@
 """The ASGI application: routes and what wraps them.
 
-Owns the order of the layers: CORS outermost, so that refusals carry its headers too; then request ids, keys,
-admission, routes. Knows no socket.
+Owns the order of the layers: CORS outermost, so that refusals carry its headers too; then the error bodies of
+other protocols, request ids, keys, admission, routes. Knows no socket.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from starlette.types import ASGIApp
 from lmdeploy import __version__
 from lmdeploy.errors import LMDeployError
 from lmdeploy.serve import errors
+from lmdeploy.serve.anthropic.errors import AnthropicErrors
+from lmdeploy.serve.anthropic.messages import count_tokens, messages
+from lmdeploy.serve.anthropic.protocol import CountBody, MessagesBody
 from lmdeploy.serve.docs_page import docs_page
 from lmdeploy.serve.metrics import metrics
 from lmdeploy.serve.middleware import HEALTH_PATHS, Admission, ApiKeys, RequestIds
@@ -37,8 +40,11 @@ from lmdeploy.serve.openai.chat import chat_completions
 from lmdeploy.serve.openai.completions import completions
 from lmdeploy.serve.openai.models import get_model, list_models
 from lmdeploy.serve.openai.protocol import Body, ChatBody, CompletionBody
+from lmdeploy.serve.openai.responses import responses
+from lmdeploy.serve.openai.responses_input import ResponsesBody
 from lmdeploy.serve.served import Server
 from lmdeploy.serve.transport import json_response
+from lmdeploy.serve.web.pages import Pages
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -46,15 +52,17 @@ Handler = Callable[[Request], Awaitable[Response]]
 def build_app(server: Server) -> ASGIApp:
     """The whole application."""
     options = server.options
-    app: ASGIApp = Admission(_routes(server), server)
-    app = RequestIds(ApiKeys(app, server.keys), server.answered)
+    app: ASGIApp = ApiKeys(Admission(_routes(server), server), server.keys)
+    if options.web_page:
+        app = Pages(app)
+    app = AnthropicErrors(RequestIds(app, server.answered))
     return CORSMiddleware(
         app,
         allow_origins=options.allow_origins,
         allow_methods=options.allow_methods,
         allow_headers=options.allow_headers,
         allow_credentials=options.allow_credentials,
-        expose_headers=["x-request-id"],
+        expose_headers=["x-request-id", "request-id"],
     )
 
 
@@ -81,6 +89,9 @@ def _routes(server: Server) -> FastAPI:
     _get(app, "/v1/models/{name:path}", lambda r: _async(get_model(server, r.path_params["name"])))
     _post(app, "/v1/chat/completions", lambda r: chat_completions(server, r), ChatBody)
     _post(app, "/v1/completions", lambda r: completions(server, r), CompletionBody)
+    _post(app, "/v1/responses", lambda r: responses(server, r), ResponsesBody)
+    _post(app, "/v1/messages", lambda r: messages(server, r), MessagesBody)
+    _post(app, "/v1/messages/count_tokens", lambda r: count_tokens(server, r), CountBody)
     _native_routes(app, server)
     return app
 

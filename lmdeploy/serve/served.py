@@ -46,6 +46,7 @@ class ServerOptions:
     max_requests: int = 1024  # POST requests held at once; more are answered 429
     keep_alive: float = 15.0  # silence after which a stream gets a comment line
     docs: bool = True
+    web_page: bool = True  # at /, for everybody
     metrics: bool = True
 
 

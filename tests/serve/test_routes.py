@@ -149,6 +149,6 @@ async def test_schema_document(server: Api) -> None:
 
 
 async def test_unknown_route_says_where_to_look(server: Api) -> None:
-    response = await server.http.get("/")
+    response = await server.http.get("/v1")
     assert response.status_code == 404
     assert "/v1/models" in response.json()["error"]["message"]

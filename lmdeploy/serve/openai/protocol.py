@@ -61,6 +61,7 @@ _NUMBER = BeforeValidator(_number)
 Float = Annotated[float, Field(allow_inf_nan=False), _NUMBER]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT), _NUMBER]
 TokenId = Annotated[int, Field(ge=0, lt=2**31), _NUMBER]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _NUMBER]
 Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str])]
 
 
@@ -165,7 +166,7 @@ class ChatBody(GenerationBody):
     messages: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "object"}, "minItems": 1})]
     max_completion_tokens: Count | None = None
     logprobs: StrictBool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _NUMBER] | None = None
+    top_logprobs: TopLogprobs | None = None
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -198,7 +199,7 @@ class CompletionBody(GenerationBody):
 
     prompt: Any = None
     max_tokens: Annotated[int, Field(ge=0), _NUMBER] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _NUMBER] | None = None
+    logprobs: TopLogprobs | None = None
     echo: StrictBool | None = None
     best_of: Annotated[int, Field(ge=1, le=20), _NUMBER] | None = None
     add_special_tokens: StrictBool | None = None
