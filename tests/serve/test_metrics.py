@@ -116,6 +116,40 @@ async def test_metrics_need_the_key_where_there_are_keys(server: Api) -> None:
     assert answer.status_code == 200
 
 
+# What dashboards made for LMDeploy ask for.
+KNOWN = """
+num_requests_succeeded num_requests_failed num_api_requests_routed num_api_requests_waiting
+num_requests_running num_requests_waiting gpu_cache_usage_perc prefix_cache_hit_rate
+spec_decode_mean_accept_rate spec_decode_mean_accept_length spec_decode_per_position_accept_rate
+prompt_tokens_total generation_tokens_total cached_tokens_total request_success_total
+spec_decode_num_drafts_total spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
+spec_decode_num_accepted_tokens_per_pos_total request_prompt_tokens_bucket
+request_generation_tokens_bucket request_cached_tokens_bucket request_cache_hit_ratio_bucket
+iteration_tokens_total_bucket time_to_first_token_seconds_bucket time_per_output_token_seconds_bucket
+iter_token_latency_bucket e2e_request_latency_seconds_bucket request_queue_time_seconds_bucket
+request_inference_time_seconds_bucket request_prefill_time_seconds_bucket
+request_decode_time_seconds_bucket backend_config_info
+"""
+
+
+async def test_guesses_are_counted_by_their_place() -> None:
+    async with api("ab ab ab ab ab ab ab ab ab$", lookup=True) as server:
+        usage = (await server.chat("ab ab ab ab")).json()["usage"]["completion_tokens_details"]
+        seen = await scrape(server)
+    right, wrong = usage["accepted_prediction_tokens"], usage["rejected_prediction_tokens"]
+    assert right > 0
+    assert seen("spec_decode_num_accepted_tokens_total") == right
+    assert seen("spec_decode_num_draft_tokens_total") == right + wrong
+    drafts = seen("spec_decode_num_drafts_total")
+    assert seen("spec_decode_mean_accept_length") == 1 + right / drafts
+    places = [s.value for s in seen.samples if s.name.endswith("accepted_tokens_per_pos_total")]
+    assert sum(places) == right
+    assert places == sorted(places, reverse=True)
+    first = seen("spec_decode_per_position_accept_rate", position="0")
+    assert first == places[0] / drafts
+    assert {f"lmdeploy:{name}" for name in KNOWN.split()} <= seen.names
+
+
 async def test_every_metric_of_the_dashboard_is_there(server: Api) -> None:
     await server.chat()
     names = {name for query in dashboard_queries() for name in re.findall(r"lmdeploy:\w+", query)}
