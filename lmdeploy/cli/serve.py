@@ -6,10 +6,7 @@ Owns its flags; what they mean is decided by `config`, `runtime.resolve` and `se
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy import env
@@ -22,6 +19,14 @@ from lmdeploy.cli.flags import (
     engine_config,
     speculative_args,
 )
+from lmdeploy.cli.operation import (
+    about,
+    add_operation_flags,
+    check_operation,
+    reports_of,
+    settings_text,
+    ssl_files,
+)
 from lmdeploy.cli.several import models_of
 from lmdeploy.errors import ConfigError
 from lmdeploy.runtime.memory_plan import MAX_BODIES
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
     from lmdeploy.runtime.resolve import RuntimeConfig
     from lmdeploy.serve.launch import Listener
     from lmdeploy.serve.registration import Registration
-    from lmdeploy.serve.served import Report, Served
+    from lmdeploy.serve.served import Served
 
 _ABSENT_FLAGS = {
     "tool_call_parser": "this version does not parse tool calls",
@@ -59,7 +64,7 @@ def add_parser(subparsers: Any) -> None:
     )
     accept_config(parser, "model", own=("models",))
     _add_server_flags(parser.add_argument_group("server"))
-    _add_operation_flags(parser.add_argument_group("operation"))
+    add_operation_flags(parser.add_argument_group("operation"))
     _add_flags_of_a_model(parser)
     for name in _ABSENT_FLAGS:
         flag = "--" + name.replace("_", "-")
@@ -125,43 +130,6 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     add("--disable-fastapi-docs", action="store_true", help="no /openapi.json and no /docs")
 
 
-def _add_operation_flags(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--config", metavar="FILE", help="YAML file of flags without their dashes; those given here win")
-    add(
-        "--memory-budget",
-        type=byte_count,
-        metavar="SIZE",
-        help="most memory that the models and the server together may take, such as 12GiB (default: what is "
-        "free)",
-    )
-    add("--print-config", action="store_true", help="print all settings as such a file, and end")
-    add("--disable-metrics", action="store_true", help="no /metrics")
-    add("--access-log", metavar="FILE", help="a line of JSON for each request into this file; -: stdout")
-    add("--access-log-prompts", action="store_true", help="with the prompts, cut by --max-log-len")
-    add(
-        "--otlp-traces-endpoint",
-        metavar="URL",
-        help="send traces to this OpenTelemetry collector, such as http://localhost:4318/v1/traces "
-        "(extra: otel)",
-    )
-    add(
-        "--stall-timeout",
-        type=float,
-        default=120.0,
-        metavar="SECONDS",
-        help="a step that takes longer makes the server unhealthy, one three times as long ends the engine, "
-        "which is started again (default: 120; never less than ten times the longest step expected)",
-    )
-    add(
-        "--shutdown-timeout",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="what runs may go on for so long after SIGTERM (default: 30)",
-    )
-
-
 def _add_model_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
@@ -200,30 +168,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("--max-concurrent-requests must be at least 1")
     if args.max_log_len is not None and args.max_log_len < 0:
         raise ConfigError("--max-log-len must not be negative")
-    for name in ("stall_timeout", "shutdown_timeout"):
-        if not 0 < getattr(args, name) < 1e6:
-            raise ConfigError(f"--{name.replace('_', '-')} must be a number of seconds above 0")
-    if args.access_log_prompts and not args.access_log:
-        raise ConfigError("--access-log-prompts needs --access-log")
-
-
-def _ssl_files(args: argparse.Namespace) -> tuple[str | None, str | None]:
-    """Key and certificates, of flags or environment; None: no TLS. Raises ConfigError."""
-    if not (args.ssl or args.ssl_keyfile or args.ssl_certfile):
-        return None, None
-    found = []
-    for name, variable in (("ssl_keyfile", env.SSL_KEYFILE), ("ssl_certfile", env.SSL_CERTFILE)):
-        path = getattr(args, name) or variable.text() or ""
-        if not os.path.isfile(path):
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"HTTPS needs {flag} or {variable.name} in the environment: the path of a file")
-        found.append(path)
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(found[1], found[0])
-    except (ssl.SSLError, OSError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise ConfigError(f"{found[1]} and {found[0]} are no certificate with its key: {reason}") from None
-    return found[0], found[1]
+    check_operation(args)
 
 
 def _serve(args: argparse.Namespace, models: list[argparse.Namespace]) -> int:
@@ -238,11 +183,11 @@ def _serve(args: argparse.Namespace, models: list[argparse.Namespace]) -> int:
 
     set_up(args.log_level)
     Keys(args.api_keys)  # a file at fault is told before anything is loaded
-    listener = Listener(args.server_name, args.server_port, *_ssl_files(args))
-    with bind(listener.host, listener.port) as sock, _reports(args) as reports:
+    listener = Listener(args.server_name, args.server_port, *ssl_files(args))
+    with bind(listener.host, listener.port) as sock, reports_of(args) as reports:
         port = sock.getsockname()[1]
         registration = _registration(args, listener, port)
-        print(_settings(args), end="", flush=True)
+        print(settings_text(args), end="", flush=True)
         configs = _resolved(args, models)
         served = tuple(_served(model, config) for model, config in zip(models, configs, strict=True))
         server = Server(served, _options(args), reports=reports)
@@ -259,15 +204,6 @@ def _serve(args: argparse.Namespace, models: list[argparse.Namespace]) -> int:
             args.shutdown_timeout,
         )
     return 0
-
-
-def _settings(args: argparse.Namespace) -> str:
-    """What flags and file say, as lines of such a file; nothing where no file was given."""
-    if args.config is None:
-        return ""
-    told = settings_of(args.config_parser, args, "model", only=args.config_given)
-    models = {"models": args.config_own["models"]} if args.config_own.get("models") else {}
-    return yaml_text({**told, **models})
 
 
 def _resolved(args: argparse.Namespace, models: list[argparse.Namespace]) -> Sequence[RuntimeConfig]:
@@ -323,40 +259,9 @@ def _served(model: argparse.Namespace, config: RuntimeConfig) -> Served:
         tuple(model.model_name),
         model.max_log_len,
         log_prompts=model.access_log_prompts,
-        about=_about(config),
+        about=about(config),
         by_path=model.by_path,
     )
-
-
-def _about(config: RuntimeConfig) -> dict[str, str]:
-    """What /metrics says of the engine."""
-    values = {
-        "backend": config.backend,
-        "device": config.device,
-        "kernels": config.kernels,
-        "session_len": config.session_len,
-        "max_batch_size": config.max_batch_size,
-        "max_prefill_token_num": config.max_prefill_token_num,
-        "kv_bits": config.limits.kv_bits,
-        "num_threads": config.limits.num_threads,
-        "enable_prefix_caching": config.enable_prefix_caching,
-    }
-    return {name: str(value) for name, value in values.items()}
-
-
-@contextlib.contextmanager
-def _reports(args: argparse.Namespace) -> Iterator[tuple[Report, ...]]:
-    """What hears of every request that has ended."""
-    from lmdeploy.serve.access_log import AccessLog
-    from lmdeploy.serve.tracing import Tracing
-
-    with contextlib.ExitStack() as stack:
-        reports: list[Report] = []
-        if args.access_log:
-            reports.append(stack.enter_context(contextlib.closing(AccessLog(args.access_log))))
-        if args.otlp_traces_endpoint:
-            reports.append(stack.enter_context(contextlib.closing(Tracing(args.otlp_traces_endpoint))))
-        yield tuple(reports)
 
 
 def _registration(args: argparse.Namespace, listener: Listener, port: int) -> Registration | None:

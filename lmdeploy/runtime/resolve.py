@@ -44,6 +44,7 @@ from lmdeploy.runtime.memory_plan import (
     server_bytes,
     size,
 )
+from lmdeploy.runtime.notes import cautions, native_notes, notes
 from lmdeploy.speculative import SpeculativeConfig
 from lmdeploy.turbomind import kernel_sets
 from lmdeploy.turbomind.accuracy import Accuracy
@@ -211,8 +212,8 @@ def _resolve(
         enable_prefix_caching=config.enable_prefix_caching,
         speculative=guesses.config,
         plan=plan,
-        notes=(*checkpoint.notes, *_notes(config, plan, spec), *_native_notes(kernels, machine)),
-        cautions=_cautions(config, plan, spec, limits.num_threads, machine, choice),
+        notes=(*checkpoint.notes, *notes(config, plan, spec), *native_notes(kernels, machine)),
+        cautions=cautions(config, plan, spec, limits.num_threads, machine, choice),
     )
 
 
@@ -339,53 +340,6 @@ def _needs(checkpoint: Checkpoint, config: EngineConfig, limits: Limits, choice:
         block_size=limits.block_size,
         token=native.block // limits.block_size,
     )
-
-
-def _native_notes(kernels: str, machine: Machine) -> list[str]:
-    """What makes the native engine slower here than it need be; `kernels` is "" for another engine."""
-    notes = []
-    if kernels == "portable":
-        notes.append(
-            "the portable kernels compute, which are slow: AVX2, or the dot product of ARM, is missing or was"
-            " turned off"
-        )
-    if kernels and machine.huge_pages.transparent in ("never", "absent"):
-        notes.append(
-            "memory comes in small pages, which is slower: transparent huge pages are"
-            f" {machine.huge_pages.transparent} (/sys/kernel/mm/transparent_hugepage/enabled)"
-        )
-    return notes
-
-
-def _notes(config: EngineConfig, plan: MemoryPlan, spec: ModelSpec) -> tuple[str, ...]:
-    notes = []
-    if config.session_len is None and plan.session_len == spec.max_position:
-        notes.append(f"session_len is {plan.session_len}, the model's own")
-    ropes = {layer.attention.rope for layer in spec.layers}
-    for kind in sorted({rope.kind for rope in ropes if rope and rope.depends_on_length}):
-        notes.append(
-            f"{kind} positions are those of sequences of {plan.session_len} tokens, for every request"
-        )
-    return tuple(notes)
-
-
-def _cautions(
-    config: EngineConfig,
-    plan: MemoryPlan,
-    spec: ModelSpec,
-    num_threads: int,
-    machine: Machine,
-    choice: Choice,
-) -> tuple[str, ...]:
-    cautions = [choice.note] if choice.note else []
-    if config.session_len is None and plan.session_len < spec.max_position:
-        cautions.append(
-            f"session_len is {plan.session_len}, the largest that fits in memory; "
-            f"the model's own is {spec.max_position}"
-        )
-    if num_threads > machine.logical_cpus:
-        cautions.append(f"{num_threads} threads share {machine.logical_cpus} CPUs: fewer would be faster")
-    return tuple(cautions)
 
 
 def _kv_bits(limits: Limits) -> str:
