@@ -32,6 +32,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # output only
     seed: int = 0  # unsigned 64 bit; the draw depends on (seed, number of tokens generated so far) only
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias); -inf bans
+    allowed_ids: tuple[int, ...] | None = None  # all other ids are banned
     logprobs: int | None = None  # None: none; k >= 0: of the chosen token and the k most likely ones
 
 
@@ -61,6 +62,7 @@ class Request:
     prompt_logprobs: int | None = (
         None  # score the prompt: log-probability of each prompt token, top-k beside it
     )
+    repetition: tuple[int, int] | None = None  # (n, times): end when the last n tokens have come so often
     want_logits: bool = False  # return the raw logits of each generated token (float32 [vocab])
     grammar: Grammar | None = None  # the answer is a text of it and ends where it must
     streams: bool = False  # somebody reads along: prompts beside it are computed in small pieces
