@@ -65,8 +65,20 @@ CUDA_VISIBLE_DEVICES = Variable(
 )
 CUDA_HOME = Variable("CUDA_HOME", "CUDA toolkit; only reported by `lmdeploy check_env`")
 OPENAI_API_KEY = Variable("OPENAI_API_KEY", "key for the endpoint of `lmdeploy lite eval --judge`")
-SSL_KEYFILE = Variable("SSL_KEYFILE", "private key file for `lmdeploy serve api_server --ssl`")
-SSL_CERTFILE = Variable("SSL_CERTFILE", "certificate file for `lmdeploy serve api_server --ssl`")
+SSL_KEYFILE = Variable("SSL_KEYFILE", "private key file for `lmdeploy serve ... --ssl`")
+SSL_CERTFILE = Variable("SSL_CERTFILE", "certificate file for `lmdeploy serve ... --ssl`")
+NODE_API_KEY = Variable(
+    "LMDEPLOY_NODE_API_KEY",
+    "key that `lmdeploy serve proxy` shows to its servers, in place of the clients' own keys",
+)
+PROXY_API_KEY = Variable(
+    "LMDEPLOY_PROXY_API_KEY", "key with which `lmdeploy serve api_server` registers at its --proxy-url"
+)
+HEART_BEAT = Variable(
+    "LMDEPLOY_CONTROLLER_HEART_BEAT_EXPIRATION",
+    "seconds between two looks of `lmdeploy serve proxy` at its servers, without --health-interval",
+    most=3600,
+)
 
 VARIABLES = (
     KERNELS,
@@ -79,6 +91,9 @@ VARIABLES = (
     OPENAI_API_KEY,
     SSL_KEYFILE,
     SSL_CERTFILE,
+    NODE_API_KEY,
+    PROXY_API_KEY,
+    HEART_BEAT,
     CUDA_VISIBLE_DEVICES,
     CUDA_HOME,
 )

@@ -37,7 +37,6 @@ _REMOVED_COMMANDS = {
     ("serve", "api_client"): _CLIENT,
     ("serve", "triton_client"): _CLIENT,
     ("lite", "kv_qparams"): "the key/value cache needs no file: serve or chat with --quant-policy 8 or 4",
-    ("serve", "proxy"): "this version serves one machine; put any HTTP load balancer in front of several",
 }
 
 _TEMPLATE = "give the chat template as a JSON file with --chat-template"
@@ -48,6 +47,7 @@ _REMOVED_FLAGS = {
     "--quant-path": "the key/value cache needs no file",
     "--qos-config-path": "limit the load with --max-concurrent-requests",
     "--disable-vision-encoder": "use --language-model-only",
+    "--strategy": "use --routing-strategy",
 }
 
 

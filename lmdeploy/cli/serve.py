@@ -1,4 +1,4 @@
-"""`lmdeploy serve api_server MODEL`: an OpenAI-compatible server.
+"""`lmdeploy serve api_server MODEL`: an OpenAI-compatible server; `serve proxy` has a file of its own.
 
 Owns its flags; what they mean is decided by `config`, `runtime.resolve` and `serve`.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmdeploy import env
+from lmdeploy.cli import proxy
 from lmdeploy.cli.flags import (
     add_engine_flags,
     add_speculative_flags,
@@ -20,8 +21,11 @@ from lmdeploy.cli.flags import (
 from lmdeploy.config import EngineConfig
 from lmdeploy.errors import ConfigError
 
+if TYPE_CHECKING:
+    from lmdeploy.serve.launch import Listener
+    from lmdeploy.serve.registration import Registration
+
 _ABSENT_FLAGS = {
-    "proxy_url": "this version has no proxy to register at",
     "tool_call_parser": "this version does not parse tool calls",
     "reasoning_parser": "this version does not separate reasoning from the answer",
     "allowed_media_domains": "models here read text only",
@@ -57,6 +61,7 @@ def add_parser(subparsers: Any) -> None:
     for name in _ABSENT_FLAGS:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, dest=name, nargs="*", default=None, help=argparse.SUPPRESS)
+    proxy.add_parser(commands)
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
@@ -69,6 +74,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     add("--allow-credentials", action="store_true", help="CORS credentials")
     add("--api-keys", nargs="+", default=[], metavar="KEY", help="keys that let a client in; none: all may")
     add("--ssl", action="store_true", help="HTTPS with the files named by SSL_KEYFILE and SSL_CERTFILE")
+    add("--proxy-url", metavar="URL", help="register at this `lmdeploy serve proxy`")
     add(
         "--max-concurrent-requests",
         type=int,
@@ -104,6 +110,8 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.serve_command == "proxy":
+        return proxy.run(args)
     _check(args)
     return _serve(args, engine_config(args))
 
@@ -134,12 +142,15 @@ def _serve(args: argparse.Namespace, engine: EngineConfig) -> int:
     from lmdeploy.runtime.messages import Recipe
     from lmdeploy.runtime.resolve import plan_table, resolve
     from lmdeploy.serve.launch import Listener, bind, run_server
+    from lmdeploy.serve.registration import Registered
     from lmdeploy.serve.served import SAMPLING_DEFAULTS, Served, Server
 
     set_up(args.log_level)
     ssl = (env.SSL_KEYFILE.text(), env.SSL_CERTFILE.text()) if args.ssl else (None, None)
     listener = Listener(args.server_name, args.server_port, *ssl)
     with bind(listener.host, listener.port) as sock:
+        port = sock.getsockname()[1]
+        registration = _registration(args, listener, port)
         config = resolve(args.model_path, engine, speculative=speculative_args(args), server=True)
         print(plan_table(config), flush=True)
         frontend = load_frontend(
@@ -153,13 +164,30 @@ def _serve(args: argparse.Namespace, engine: EngineConfig) -> int:
         print(_sampling_line(frontend.sampling_defaults, SAMPLING_DEFAULTS), end="", flush=True)
         client = ProcessClient(Recipe.of("lmdeploy.runtime.build:build_engine", config))
         served = Served(frontend, client, args.model_path, tuple(args.model_name), args.max_log_len)
-        port = sock.getsockname()[1]
         # While the engine loads: in the middle of other people's streams it would be a pause.
         Thread(target=frontend.tokenizer.prepare, daemon=True).start()
         run_server(
-            Server((served,), _options(args)), sock, listener, lambda: _announce(args, port, served.ids)
+            Server((served,), _options(args)),
+            sock,
+            listener,
+            lambda: _announce(args, port, served.ids),
+            lambda engines: (
+                engines if registration is None else Registered(engines, registration, served.ids)
+            ),
         )
     return 0
+
+
+def _registration(args: argparse.Namespace, listener: Listener, port: int) -> Registration | None:
+    """What `--proxy-url` asks for. Raises ConfigError."""
+    from lmdeploy.serve.registration import Registration
+
+    if args.proxy_url is None:
+        return None
+    try:
+        return Registration(args.proxy_url, listener, port, env.PROXY_API_KEY.text())
+    except ConfigError as error:
+        raise ConfigError(f"--proxy-url: {error.message}") from None
 
 
 def _sampling_line(defaults: Mapping[str, float], neutral: Mapping[str, float]) -> str:

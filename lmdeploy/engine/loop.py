@@ -12,6 +12,7 @@ import numpy as np
 
 from lmdeploy.engine.batch import Batch, Packer, Row, StepResult
 from lmdeploy.engine.executor import Executor
+from lmdeploy.engine.lanes import held_blocks, long_members
 from lmdeploy.engine.limits import check_request
 from lmdeploy.engine.prefix_cache import PrefixCache
 from lmdeploy.engine.request import Request, Sequence, TokenEvent, TokenLogprobs
@@ -19,7 +20,7 @@ from lmdeploy.engine.scheduler import EngineOptions, Scheduler
 from lmdeploy.engine.speculation import Speculation
 from lmdeploy.engine.stats import StepStats, Totals
 from lmdeploy.engine.stopping import finish_reason, update_bias
-from lmdeploy.errors import EngineDeadError, EngineError, RequestError, error_kind
+from lmdeploy.errors import EngineDeadError, EngineError, OverloadedError, RequestError, error_kind
 
 __all__ = ["Engine", "EngineOptions"]
 
@@ -45,6 +46,11 @@ class Engine:
         self._cache = PrefixCache(self._caps.num_blocks, self._caps.block_size, options.enable_prefix_caching)
         self._scheduler = Scheduler(options, self._caps, self._cache, self._totals)
         self._packer = Packer(self._caps.block_size)
+        self._most = (
+            None
+            if options.max_queue is None
+            else min(options.max_batch_size, self._caps.max_rows) + options.max_queue
+        )
         self._live: dict[str, Sequence] = {}
         self._ended: dict[str, TokenEvent] = {}  # last events of requests that ended between steps
         self._arrivals = 0
@@ -66,7 +72,8 @@ class Engine:
             )
         try:
             check_request(request, self._caps)
-        except RequestError as error:
+            self._check_queue()
+        except (RequestError, OverloadedError) as error:
             self._ended[name] = TokenEvent(
                 name, finish_reason="error", error=error.message, error_kind=error_kind(error)
             )
@@ -76,6 +83,12 @@ class Engine:
         seq = self._live[name] = Sequence(request, self._arrivals)
         update_bias(seq)
         self._scheduler.add(seq)
+
+    def _check_queue(self) -> None:
+        if self._most is not None and len(self._live) >= self._most:
+            raise OverloadedError(
+                f"the queue is full: {len(self._live)} requests run or wait; try again later"
+            )
 
     def abort(self, request_id: str) -> None:
         """End a request now: its blocks are free on return, its "abort" event comes with the next step.
@@ -120,13 +133,18 @@ class Engine:
 
     def stats(self) -> StepStats:
         pool = self._cache.pool
+        running, waiting = self._scheduler.running, self._scheduler.waiting
+        long = long_members(running)
         return StepStats(
-            running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting),
+            running=len(running),
+            waiting=len(waiting),
             blocks_total=pool.num_blocks,
             blocks_free=pool.num_free,
             blocks_held=pool.num_held,
             blocks_cached=pool.num_cached,
+            long_running=len(long),
+            long_waiting=len(long_members(waiting)),
+            long_blocks=held_blocks(long, []),
             totals=replace(self._totals),
         )
 

@@ -119,9 +119,9 @@ class PrefixCache:
         return tokens
 
     def _computed_by_older(self, key: bytes, seq: Sequence) -> bool:
-        # Waiting for a younger one would turn the order of arrival round.
+        # Waiting for a younger one would turn the order round, and the other lane has a pace of its own.
         owner = self._computing.get(key)
-        return owner is not None and owner.order < seq.order
+        return owner is not None and owner.rank < seq.rank and owner.is_long == seq.is_long
 
     def _no_longer_computing(self, key: bytes, seq: Sequence) -> None:
         if self._computing.get(key) is seq:

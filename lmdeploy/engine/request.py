@@ -51,6 +51,8 @@ class Request:
     )
     want_logits: bool = False  # return the raw logits of each generated token (float32 [vocab])
     streams: bool = False  # somebody reads along: prompts beside it are computed in small pieces
+    priority: int = 0  # smaller ones go first, and take the place of larger ones where there is too little
+    account: str = ""  # whom it is counted for: accounts that wait are served equally
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ class Sequence:
         "cached_tokens",
         "draft_rates",
         "history",
+        "is_long",
         "keys",
         "last_token",
         "length",
@@ -156,6 +159,7 @@ class Sequence:
         "packed",
         "preempted",
         "prompt_scores",
+        "rank",
         "request",
         "scores_prompt",
         "tokens",
@@ -165,7 +169,9 @@ class Sequence:
     def __init__(self, request: Request, order: int) -> None:
         prompt = np.ascontiguousarray(request.prompt_ids, np.int32)
         self.request = request
-        self.order = order  # arrival number: smaller is older and goes first
+        self.order = order  # arrival number
+        self.rank = (request.priority, 0, order)  # smaller goes first; set anew by queue.py
+        self.is_long = False  # in the lane of long prompts, owned by the scheduler
         self.tokens = prompt.copy()
         self.length = self.num_prompt = len(prompt)
         self.last_token = int(prompt[-1])

@@ -39,4 +39,7 @@ class StepStats:
     blocks_free: int
     blocks_held: int
     blocks_cached: int
+    long_running: int = 0  # of `running`, in the lane of long prompts; the next two alike
+    long_waiting: int = 0
+    long_blocks: int = 0  # distinct ones of blocks_held
     totals: Totals = field(default_factory=Totals)

@@ -33,13 +33,18 @@ class StepCost:
         return y0 + (y1 - y0) * (tokens - x0) / (x1 - x0)
 
 
-class StreamGap:
-    """Room for prompt tokens in one step beside `decoding` rows: what keeps it within GAP quiet steps."""
+def gap_seconds(cost: StepCost, decoding: int) -> float:
+    """What prompts may add to a step of `decoding` rows: it stays within GAP quiet steps."""
+    return (GAP - 1) * cost.step(decoding)
 
-    def __init__(self, cost: StepCost, decoding: int) -> None:
+
+class StreamGap:
+    """Room for prompt tokens in a step that has `tokens` others: what adds no more than so many seconds."""
+
+    def __init__(self, cost: StepCost, tokens: int, seconds: float) -> None:
         self._cost = cost
-        self._tokens = decoding
-        self._left = (GAP - 1) * cost.step(decoding)
+        self._tokens = tokens
+        self._left = seconds
         self._least = 1
 
     def take(self, wanted: int, context: int) -> int:

@@ -115,9 +115,15 @@ class Engines:
         return [served.client for served in self._server.models]
 
 
-def run_server(server: Server, sock: socket.socket, listener: Listener, announce: Callable[[], None]) -> None:
-    """Serve the models of `server`, as `run_app` does."""
-    run_app(build_app(server), Engines(server), sock, listener, announce)
+def run_server(
+    server: Server,
+    sock: socket.socket,
+    listener: Listener,
+    announce: Callable[[], None],
+    around: Callable[[Backend], Backend] = lambda engines: engines,
+) -> None:
+    """Serve the models of `server`, as `run_app` does; `around` may put something before its engines."""
+    run_app(build_app(server), around(Engines(server)), sock, listener, announce)
 
 
 def run_app(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from engine_fuzz import fuzz
 from lmdeploy.engine import prefix_cache
 from lmdeploy.engine.batch import Packer
 from lmdeploy.engine.block_pool import BlockPool
+from lmdeploy.engine.lanes import LongLane
 from lmdeploy.engine.loop import Engine
 from lmdeploy.engine.prefix_cache import Entry, PrefixCache
+from lmdeploy.engine.queue import Queue
 from lmdeploy.engine.request import PenaltyHistory, Sequence
 from lmdeploy.engine.scheduler import Scheduler
 
@@ -234,9 +237,46 @@ def head_of_the_queue_starves(patch: Patch) -> None:
 
 
 @fault
-def newest_request_first(patch: Patch) -> None:
-    patch.setattr(Scheduler, "add", lambda self, seq: self.waiting.insert(0, seq))
+def the_queue_forgets_who_was_chosen(patch: Patch) -> None:
+    original = Queue.take
+
+    def take(queue: Queue, seq: Sequence) -> None:
+        original(queue, seq)
+        seq.rank = (*seq.rank[:2], -seq.rank[2])
+
+    patch.setattr(Queue, "take", take)
     patch.setattr(Scheduler, "_make_room", Scheduler._fits)  # else the older would take its place back
+
+
+@fault
+def priorities_are_turned_round(patch: Patch) -> None:
+    original = Queue.add
+
+    def add(queue: Queue, seq: Sequence) -> None:
+        seq.request = replace(seq.request, priority=-seq.request.priority)
+        original(queue, seq)
+
+    patch.setattr(Queue, "add", add)
+
+
+@fault
+def the_long_lane_takes_all_tokens(patch: Patch) -> None:
+    patch.setattr(LongLane, "split", lambda lane, budget, long_first: (0, budget))
+
+
+@fault
+def the_long_lane_takes_all_blocks(patch: Patch) -> None:
+    patch.setattr(LongLane, "_room", lambda lane, members, found: 1 << 20)
+
+
+@fault
+def the_long_lane_grows_at_will(patch: Patch) -> None:
+    patch.setattr(LongLane, "room_to_grow", lambda lane, members: None)
+
+
+@fault
+def a_long_prompt_holds_up_short_ones_in_the_step(patch: Patch) -> None:
+    patch.setattr(LongLane, "split", lambda lane, budget, long_first: (0, 1))
 
 
 @fault

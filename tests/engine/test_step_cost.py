@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 from lmdeploy.engine.batch import Batch
 from lmdeploy.engine.fake import FakeExecutor
 from lmdeploy.engine.loop import Engine, EngineOptions
-from lmdeploy.engine.step_cost import GAP, StepCost, StreamGap
+from lmdeploy.engine.step_cost import GAP, StepCost, StreamGap, gap_seconds
 from lmdeploy.runtime.step_timing import measure_step_cost
 
 LINEAR = StepCost((1, 11), (1.0, 2.0))  # 0.9 + 0.1 a token
+
+
+def stream_gap(cost: StepCost, decoding: int) -> StreamGap:
+    return StreamGap(cost, decoding, gap_seconds(cost, decoding))
 
 
 def test_between_and_beyond_the_measured_sizes_the_cost_is_linear() -> None:
@@ -23,27 +27,27 @@ def test_between_and_beyond_the_measured_sizes_the_cost_is_linear() -> None:
 
 
 def test_a_prompt_gets_what_keeps_the_step_within_the_gap() -> None:
-    assert StreamGap(LINEAR, 1).take(100, 0) == 10  # 1.0 * 2 = 1.0 + 10 * 0.1
-    assert StreamGap(LINEAR, 11).take(100, 0) == 20  # 2.0 * 2
+    assert stream_gap(LINEAR, 1).take(100, 0) == 10  # 1.0 * 2 = 1.0 + 10 * 0.1
+    assert stream_gap(LINEAR, 11).take(100, 0) == 20  # 2.0 * 2
 
 
 def test_attention_to_a_long_context_counts() -> None:
     cost = StepCost((1, 11), (1.0, 2.0), pair=0.001)
-    assert StreamGap(cost, 1).take(100, 900) == 1  # 0.1 + 0.9 a token
-    assert StreamGap(cost, 1).take(100, 100) == 4  # 0.1 + 0.1 a token, and its own pairs
+    assert stream_gap(cost, 1).take(100, 900) == 1  # 0.1 + 0.9 a token
+    assert stream_gap(cost, 1).take(100, 100) == 4  # 0.1 + 0.1 a token, and its own pairs
 
 
 def test_the_first_prompt_always_gets_on_and_the_others_share_what_is_left() -> None:
-    steep = StreamGap(StepCost((1, 2), (1.0, 9.0)), 1)
+    steep = stream_gap(StepCost((1, 2), (1.0, 9.0)), 1)
     assert [steep.take(50, 0), steep.take(50, 0)] == [1, 0]
-    flat = StreamGap(LINEAR, 1)
+    flat = stream_gap(LINEAR, 1)
     assert [flat.take(5, 0), flat.take(50, 0), flat.take(50, 0)] == [5, 5, 0]
 
 
 @given(st.integers(1, 64), st.lists(st.integers(1, 300), min_size=1, max_size=5), st.floats(0, 0.01))
 def test_the_whole_step_stays_within_the_gap(decoding: int, wanted: list[int], pair: float) -> None:
     cost = StepCost((1, 4, 16, 64), (1.0, 1.2, 2.0, 6.0), pair)
-    gap = StreamGap(cost, decoding)
+    gap = stream_gap(cost, decoding)
     taken = [gap.take(n, 10) for n in wanted]
     pairs = sum(n * (10 + n / 2) for n in taken)
     step = cost.step(decoding + sum(taken)) + pair * pairs

@@ -28,7 +28,8 @@ REFUSED = [
     (["--quant-policy", "5"], "quant-policy"),
     (["--communicator", "native"], "GPU"),
     (["--backend", "cuda"], "turbomind"),
-    (["--proxy-url", "http://x"], "no proxy"),
+    (["--proxy-url", "x"], "--proxy-url"),
+    (["--proxy-url", "http://a b"], "--proxy-url"),
     (["--tool-call-parser", "qwen"], "tool calls"),
     (["--reasoning-parser", "default"], "reasoning"),
     (["--allowed-media-domains", "a", "b"], "text only"),
@@ -140,8 +141,6 @@ def test_defaults_of_the_model_are_said() -> None:
 @pytest.mark.parametrize(
     "argv",
     [
-        ["proxy"],
-        ["proxy", "--server-port", "1"],
         ["gradio", "x"],
         ["api_client", "http://x"],
         ["triton_client"],

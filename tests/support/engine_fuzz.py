@@ -2,7 +2,8 @@
 
 Oracles, none of them the code under test in the same situation: each request's solo run in a fresh engine
 without prefix cache; a recount of references from the sequences' tables; the longest prefix that any earlier
-request of the same salt shares; progress of the oldest request and of every decoding one in every step.
+request of the same salt shares; progress of the first request and of every decoding one in every step; the
+bounds of the long lane, and the share that neither lane loses.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from draft_guesses import Guesses, Wavering, count_drafts
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from lmdeploy.engine.batch import Batch
+from lmdeploy.engine.batch import Batch, Row
 from lmdeploy.engine.draft_model import DraftModel
 from lmdeploy.engine.fake import FakeExecutor
+from lmdeploy.engine.lanes import LaneOptions
 from lmdeploy.engine.loop import Engine, EngineOptions
 from lmdeploy.engine.request import Request, SamplingParams, Sequence, TokenEvent
 from lmdeploy.engine.speculation import Speculation
@@ -111,6 +113,8 @@ def requests(draw: st.DrawFn, number: int) -> Request:
         prompt_logprobs=draw(st.sampled_from([None] * 7 + [0, 2])),
         want_logits=not plain and draw(st.booleans()),
         streams=draw(st.booleans()),
+        priority=draw(st.sampled_from([0, 0, 0, 0, 1, -3])),
+        account=draw(st.sampled_from(["", "", "a", "b"])),
     )
 
 
@@ -127,6 +131,7 @@ def _samplings() -> st.SearchStrategy[SamplingParams]:
     )
 
 
+_LANES = (None, None, LaneOptions(5, 0.25, 0.5), LaneOptions(9, 0.6, 0.3))
 _COSTS = (None, StepCost((1, 8), (1.0, 1.5)), StepCost((1, 2, 8), (1.0, 3.0, 9.0), 0.1))
 
 
@@ -141,6 +146,7 @@ def cases(draw: st.DrawFn) -> Case:
         max_prefill_token_num=draw(st.sampled_from([1, 3, 8, 20, 64, 64])),
         enable_prefix_caching=draw(st.integers(0, 5)) > 0,
         step_cost=draw(st.sampled_from(_COSTS)),
+        lanes=draw(st.sampled_from(_LANES)),
     )
     block_size = draw(st.sampled_from([1, 2, 4]))
     drafts = draw(st.sampled_from([0, 0, 1, 3, 7]))
@@ -170,6 +176,8 @@ class Run:
         self.model = self._draft_model() if case.draft_blocks else None
         speculation = Speculation(self.model or guesses, guesses) if case.drafts else None
         self.engine = Engine(executor, case.options, speculation)
+        self._plan = self.engine._scheduler.plan
+        self.engine._scheduler.plan = self._checked_plan  # type: ignore[method-assign]
         self.outcomes: dict[str, Outcome] = {}
         self.seen: list[tuple[str, list[int]]] = []  # (salt, prompt) of every request so far, in order
         self.requests: dict[str, Request] = {}
@@ -215,8 +223,9 @@ class Run:
 
     def _step(self) -> None:
         scheduler = self.engine._scheduler
-        live = sorted(scheduler.running + scheduler.waiting, key=lambda seq: seq.order)
-        before = live[0].num_computed if live else 0
+        live = scheduler.running + scheduler.waiting
+        firsts = self._firsts(live)
+        before = [seq.num_computed for seq in firsts]
         had_blocks = set(scheduler.running)
         decoding = [seq for seq in scheduler.running if seq.length - seq.num_computed == 1]
         events = self.engine.step()
@@ -224,14 +233,58 @@ class Run:
             self._check_cached(event)
             self.outcomes[event.request_id].take(event)
         self._check_references()
+        self._check_lane()
         for seq in set(scheduler.running) - had_blocks:
             for other in scheduler.waiting:
-                assert other.order > seq.order or other.wait_key, "a request was overtaken"
+                same = other.is_long == seq.is_long
+                line = self._line(other) != self._line(seq) or other.order > seq.order
+                behind = other.rank > seq.rank and line
+                assert behind or not same or other.wait_key, "a request was overtaken"
         heard = {event.request_id for event in events}
+        waiting = scheduler.waiting
         for seq in decoding:
-            assert seq.request.request_id in heard or seq in scheduler.waiting, "a stream stood still"
-        if live and live[0].request.request_id in self.engine._live:
-            assert live[0].num_computed > before, "the oldest request stood still"
+            assert seq.request.request_id in heard or seq in waiting, "a stream stood still"
+        if firsts and all(seq.request.request_id in self.engine._live for seq in firsts):
+            moved = [seq.num_computed > done for seq, done in zip(firsts, before, strict=True)]
+            assert any(moved), "the first request stood still"
+
+    def _line(self, seq: Sequence) -> tuple[int, str]:
+        request = self.requests[seq.request.request_id]
+        return request.priority, request.account
+
+    def _firsts(self, live: list[Sequence]) -> list[Sequence]:
+        """The one request that must get on now, or all of which one must: nobody has chosen from them yet."""
+        best = [s for s in live if self._line(s)[0] == min(self._line(s)[0] for s in live)]
+        taken = [seq for seq in best if seq.rank[1] == 0]
+        return [min(taken, key=lambda seq: seq.rank)] if taken else best
+
+    def _checked_plan(self) -> list[Row]:
+        rows = self._plan()
+        options, planned = self.case.options, dict(rows)
+        prompts = [seq for seq in self.engine._scheduler.running if seq.length - seq.num_computed > 1]
+        lanes = [[seq for seq in prompts if seq.is_long == lane] for lane in (False, True)]
+        if options.lanes is None:
+            assert not lanes[1], "a long lane without lanes"
+            return rows
+        tokens = sum(planned.get(seq, 0) for seq in lanes[1])
+        share = options.lanes.step_share * options.max_prefill_token_num
+        assert tokens <= max(1, share), "the long lane has more of the step than its share"
+        decoding = len(self.engine._scheduler.running) - len(prompts)
+        if min(options.max_prefill_token_num, self.case.max_step_tokens - decoding) > 1:
+            for lane in filter(None, lanes):
+                assert lane[0] in planned, "a lane stood still"
+        return rows
+
+    def _check_lane(self) -> None:
+        options = self.case.options
+        long = [seq for seq in self.engine._scheduler.running if seq.is_long]
+        if options.lanes is None or len(long) < 2:
+            return
+        rows = min(options.max_batch_size, self.case.max_rows, self.case.max_step_tokens)
+        assert len(long) <= options.lanes.cache_share * rows, "more rows than the long lane's share"
+        held = {block for seq in long for block in seq.block_ids[: seq.num_blocks].tolist()}
+        share = options.lanes.cache_share * self.case.num_blocks
+        assert len(held) <= share, "more blocks than the long lane's share"
 
     def _on_step(self, batch: Batch) -> None:
         new = np.diff(batch.row_start) - count_drafts(batch)
