@@ -36,6 +36,18 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the text of an answer must be. Equal grammars are compiled once.
+
+    `text`: a JSON Schema; a regular expression for the whole answer; or a Lark grammar with the extensions of
+    llguidance.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to continue. Lengths are in tokens."""
 
@@ -50,6 +62,7 @@ class Request:
         None  # score the prompt: log-probability of each prompt token, top-k beside it
     )
     want_logits: bool = False  # return the raw logits of each generated token (float32 [vocab])
+    grammar: Grammar | None = None  # the answer is a text of it and ends where it must
     streams: bool = False  # somebody reads along: prompts beside it are computed in small pieces
     priority: int = 0  # smaller ones go first, and take the place of larger ones where there is too little
     account: str = ""  # whom it is counted for: accounts that wait are served equally

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lmdeploy.config import ChatTemplateConfig, GenerationConfig
-from lmdeploy.engine.request import FinishReason, Request, TokenEvent, TokenLogprobs
+from lmdeploy.engine.request import FinishReason, Grammar, Request, TokenEvent, TokenLogprobs
 from lmdeploy.errors import ContextLengthError, RequestError
 from lmdeploy.runtime.sampling import check_ids, model_defaults, resolve_sampling
 from lmdeploy.text.chat_template import ChatTemplate, load_chat_template
@@ -73,6 +73,7 @@ class Frontend:
         cache_salt: str = "",
         prompt_logprobs: int | None = None,
         streams: bool = False,
+        grammar: Grammar | None = None,
     ) -> Request:
         """The engine's request for `ids`, with everything that depends on the model checked.
 
@@ -98,6 +99,7 @@ class Frontend:
             prompt_logprobs=prompt_logprobs,
             want_logits=config.output_logits is not None,
             streams=streams,
+            grammar=grammar,
         )
 
     def scoring(self, request_id: str, ids: Sequence[int], *, param: str = "prompt", top: int = 0) -> Request:
@@ -203,15 +205,20 @@ class _Released:
 
 
 class Choice:
-    """Text of one answer, fed with its events in order; how tokens are cut into events does not matter."""
+    """Text of one answer, fed with its events in order; how tokens are cut into events does not matter.
 
-    def __init__(self, frontend: Frontend, config: GenerationConfig) -> None:
+    printed: control tokens that are text whatever `skip_special_tokens` says.
+    """
+
+    def __init__(
+        self, frontend: Frontend, config: GenerationConfig, printed: frozenset[int] = frozenset()
+    ) -> None:
         self.finished = False
         self.generated = 0  # tokens the engine produced for this answer, the one that ended it included
         self._config = config
         self._control_stops = frontend.control_stops(config)
         words = [w for w in frontend.stop_words(config) if w not in self._control_stops.values()]
-        self._detokenizer = Detokenizer(frontend.tokenizer, config.skip_special_tokens)
+        self._detokenizer = Detokenizer(frontend.tokenizer, config.skip_special_tokens, printed)
         self._stops = StopStrings(words, config.include_stop_str_in_output) if words else None
         self._decoded = 0  # characters decoded so far
         self._out = 0  # characters released so far

@@ -19,6 +19,7 @@ from lmdeploy.models.hub import model_name
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.generate import Frontend
 from lmdeploy.runtime.memory_plan import MAX_BODIES
+from lmdeploy.serve.parsers.select import Parsers
 
 logger = logging.getLogger("lmdeploy.serve")
 
@@ -40,6 +41,7 @@ class ServerOptions:
     max_requests: int = 1024  # POST requests held at once; more are answered 429
     keep_alive: float = 15.0  # silence after which a stream gets a comment line
     docs: bool = True
+    named_tool_finish: str = "stop"  # finish_reason of an answer that calls the tool that tool_choice names
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Served:
     model: str  # as typed at the command line
     extra_names: tuple[str, ...] = ()
     log_len: int | None = None
+    parsers: Parsers = field(default_factory=Parsers)  # of tool calls and reasoning in answers
     created: int = field(default_factory=lambda: int(time.time()))
     max_characters: int = field(init=False)  # of a prompt; no tokenizer could make a longer one fit
 

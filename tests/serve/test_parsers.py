@@ -444,7 +444,7 @@ def test_forms_of_arguments(output: str, arguments: dict[str, Any]) -> None:
 def test_text_around_calls() -> None:
     output = f"Let me see.\n\n<tool_call>{GOOD}</tool_call>\n\nDone.\n<tool_call>{GOOD}</tool_call>\n"
     message = every_cut(choose("hermes", "none", {}), output)
-    assert (message.text, len(message.calls)) == ("Let me see.Done.", 2)
+    assert (message.text, len(message.calls)) == ("Let me see.\n\nDone.", 2)
 
 
 def test_parameters_take_the_kind_the_tool_asks_for() -> None:

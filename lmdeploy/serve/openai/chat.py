@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -21,7 +21,9 @@ from lmdeploy.serve.generation import Answer, Generation, Usage, request_id
 from lmdeploy.serve.openai.logprobs import chat_logprobs
 from lmdeploy.serve.openai.prompts import chat_prompt
 from lmdeploy.serve.openai.protocol import ChatBody, parse_body
+from lmdeploy.serve.openai.reading import Reading, prompt_end
 from lmdeploy.serve.openai.streaming import ChunkStream
+from lmdeploy.serve.openai.tools import tool_use
 from lmdeploy.serve.parsers.answer import Message, PartStream, Said, collect
 from lmdeploy.serve.parsers.base import Part, Reasoning, Text, ToolStart
 from lmdeploy.serve.served import Reply, Served, Server
@@ -68,7 +70,8 @@ class Chat:
 
     def usage(self) -> Usage:
         """Token counts so far."""
-        return self.generation.usage()
+        reasoning = sum(stream.reasoning_tokens for stream in self.streams)
+        return replace(self.generation.usage(), reasoning=reasoning)
 
 
 def prepare_chat(server: Server, body: ChatBody) -> Chat:
@@ -77,7 +80,11 @@ def prepare_chat(server: Server, body: ChatBody) -> Chat:
     messages = normalise_messages(body.messages)
     limit = body.max_completion_tokens or body.max_tokens
     config = body.generation_config(limit, (body.top_logprobs or 0) if body.logprobs else None)
-    ids = chat_prompt(served, body, messages)
+    use = tool_use(body.tools, body.tool_choice)
+    ids = chat_prompt(served, body, messages, use.shown)
+    end = prompt_end(served, ids, body, messages)
+    reading = Reading(served, body, use, end, server.options.named_tool_finish)
+    grammar = reading.grammar()
     body.messages = []  # a long text is not kept while its answer is made
     answers = [
         Answer(
@@ -90,15 +97,16 @@ def prepare_chat(server: Server, body: ChatBody) -> Chat:
                 choice=index,
                 cache_salt=body.cache_salt or "",
                 streams=bool(body.stream),
+                grammar=grammar,
             ),
-            Choice(served.frontend, config),
+            Choice(served.frontend, config, reading.printed),
         )
         for index in range(body.choices)
     ]
     generation = Generation(served.client, answers, per_prompt=body.choices)
     reply = served.reply("chatcmpl", model)
     served.log_prompt(reply.id, ids)
-    return Chat(served, body, reply, generation, [PartStream() for _ in answers])
+    return Chat(served, body, reply, generation, [reading.stream() for _ in answers])
 
 
 async def chat_completions(server: Server, request: Request) -> Response:

@@ -12,16 +12,31 @@ from lmdeploy.errors import ContextLengthError, InvalidValueError, shorten
 from lmdeploy.runtime.chat_input import check_template_kwargs
 from lmdeploy.runtime.generate import Frontend
 from lmdeploy.serve.openai.protocol import ChatBody, CompletionBody
+from lmdeploy.serve.parsers.explain import with_calls_as_text, with_short_ids, with_tools
 from lmdeploy.serve.served import Served
 
 _OWN_FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 MAX_ANSWERS = 2048  # of one request, prompts times choices
 
 
-def chat_prompt(served: Served, body: ChatBody, messages: Sequence[dict[str, Any]]) -> list[int]:
-    """Ids of a conversation as the model's template writes it. Raises RequestError."""
+def chat_prompt(
+    served: Served,
+    body: ChatBody,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> list[int]:
+    """Ids of a conversation, with tools if there are any, as the model's template writes it.
+
+    Where the template does not know tools or calls, they are put into words first. Raises RequestError.
+    """
     if not body.truncate_prompt_tokens:
         _check_size(served, sum(len(m["content"]) for m in messages), "messages")
+    if served.parsers.calls_as_text:
+        messages = with_calls_as_text(messages)
+    if served.parsers.short_ids:
+        messages = with_short_ids(messages)
+    if tools and served.parsers.tools_in_words:
+        messages, tools = with_tools(messages, tools), None
     proceed = bool(body.continue_final_message)
     if proceed and messages[-1]["role"] != "assistant":
         raise InvalidValueError(
@@ -36,6 +51,7 @@ def chat_prompt(served: Served, body: ChatBody, messages: Sequence[dict[str, Any
             extra.setdefault("enable_thinking", False)
     ids = served.frontend.chat_ids(
         messages,
+        tools=tools,
         add_generation_prompt=body.add_generation_prompt is not False and not proceed,
         continue_final_message=proceed,
         **extra,

@@ -13,6 +13,9 @@ from typing import Any
 from lmdeploy.errors import ConfigError
 from lmdeploy.serve.parsers import harmony
 from lmdeploy.serve.parsers.base import Parser, Part, Text
+from lmdeploy.serve.parsers.explain import shows_calls, shows_tools, wants_short_ids
+from lmdeploy.serve.parsers.forced import HERMES as HERMES_WIRE
+from lmdeploy.serve.parsers.forced import WIRES, Wire
 from lmdeploy.serve.parsers.reasoning import think
 from lmdeploy.serve.parsers.reasoning.think import ReasoningFormat
 from lmdeploy.serve.parsers.script import ScriptParser
@@ -66,22 +69,43 @@ class Parsers:
 
     tool: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
+    wire: Wire = HERMES_WIRE  # how calls that must be made are spelled
+    tools_in_words: bool = False  # the template knows nothing of tools
+    calls_as_text: bool = False  # the template knows nothing of calls
+    short_ids: bool = False  # the template takes ids of calls with nine characters only
 
-    def parser(self, tools: ToolSet | None, prompt_end: str = "", separate: bool = True) -> Parser | None:
+    def opens_reasoning(self, prompt_end: str) -> str | None:
+        """The mark that ends the reasoning in which an answer to this prompt begins; None where none does."""
+        form = self.reasoning
+        return form.closing if form and form is not HARMONY_REASONING and form.opened_by(prompt_end) else None
+
+    def parser(
+        self,
+        tools: ToolSet | None,
+        prompt_end: str = "",
+        separate: bool = True,
+        forced: bool = False,
+    ) -> Parser | None:
         """A parser for one answer, or None where nothing is to be parsed.
 
         tools: None when calls are not wanted. prompt_end: the end of the prompt, control tokens as text.
         separate: tell reasoning from the answer; else it stays in the text, where no calls are looked for.
+        forced: the answer is calls, spelled as `wire` says.
         """
-        if HARMONY in (self.tool,) or HARMONY_REASONING in (self.reasoning,):
+        tool = self._forced_tool() if forced else self.tool
+        if tool is HARMONY or self.reasoning is HARMONY_REASONING:
             wanted = separate and self.reasoning is HARMONY_REASONING
-            return ScriptParser(harmony.script(tools if self.tool is HARMONY else None, wanted))
-        calls = ScriptParser(self.tool.script(tools)) if self.tool and tools is not None else None
+            return ScriptParser(harmony.script(tools if tool is HARMONY else None, wanted))
+        calls = ScriptParser(tool.script(tools)) if tool and tools is not None else None
         if self.reasoning is None:
             return calls
         opened = self.reasoning.opened_by(prompt_end)
-        ends = self.tool.marks[:1] if self.tool and calls else ()
+        ends = tool.marks[:1] if tool and calls else ()
         return _Chain(ScriptParser(self.reasoning.script(opened, ends, separate)), calls, separate)
+
+    def _forced_tool(self) -> ToolFormat:
+        """The format that reads what `wire` spells."""
+        return json_objects.HERMES if self.tool is None or self.wire is HERMES_WIRE else self.tool
 
     def marks(self) -> frozenset[str]:
         """Texts that must reach a parser even where they are control tokens."""
@@ -120,10 +144,24 @@ class _Chain:
 def choose(tool: str, reasoning: str, templates: Mapping[str, str]) -> Parsers:
     """The parsers named at the command line; `auto` asks the model's chat templates. Raises ConfigError."""
     texts = "\n".join(templates.values())
+    in_words = tool == AUTO and bool(templates) and not shows_tools(templates)
+    calls = json_objects.HERMES if in_words else _choose("--tool-call-parser", tool, TOOL_FORMATS, texts)
     return Parsers(
-        _choose("--tool-call-parser", tool, TOOL_FORMATS, texts),
+        calls,
         _choose("--reasoning-parser", reasoning, REASONING_FORMATS, texts),
+        _wire(calls, texts),
+        in_words,
+        bool(templates) and not shows_calls(templates),
+        wants_short_ids(templates),
     )
+
+
+def _wire(tool: ToolFormat | None, template: str) -> Wire:
+    if tool is named.MISTRAL and "[ARGS]" not in template:
+        return WIRES["mistral-list"]
+    if tool is named.DEEPSEEK and "```json" in template:
+        return WIRES["deepseek-r1"]
+    return WIRES.get(tool.names[0], HERMES_WIRE) if tool is not None else HERMES_WIRE
 
 
 def names(formats: Sequence[Any]) -> list[str]:

@@ -42,29 +42,42 @@ def holds(*texts: str) -> Callable[[str], bool]:
 def among_text(marks: Sequence[str], read_call: ReadCall) -> Callable[[ToolSet], Script]:
     """A script for calls that begin with one of `marks` anywhere in the text.
 
-    Blanks beside a call belong to it.
+    Blanks beside a call belong to it, but those in front of it stay between texts before and behind it.
     """
 
     def make(tools: ToolSet) -> Script:
         def script(source: Source, sink: Sink) -> Steps[None]:
+            text = _Text(sink)
             while True:
-                mark, held = yield from source.until(marks, sink.text, hold=BLANKS)
+                mark, held = yield from source.until(marks, text.write, hold=BLANKS)
                 if not mark:
-                    sink.text(held)
+                    text.write(held)
                     return
                 place = source.keep()
-                called = yield from read_call(source, sink, tools, mark)
-                if called:
-                    source.release()
+                if (yield from read_call(source, sink, tools, mark)):
                     yield from source.blanks()
-                    continue
-                source.back(place)
+                    text.gap = text.gap or held
+                else:
+                    source.back(place)
+                    text.write(held + mark)
                 source.release()
-                sink.text(held + mark)
 
         return script
 
     return make
+
+
+class _Text:
+    """The text of an answer; `gap` is what stood in front of calls, told when text follows them."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.gap = ""
+        self._sink, self._begun = sink, False
+
+    def write(self, text: str) -> None:
+        if text:
+            self._sink.text((self.gap if self._begun else "") + text)
+            self.gap, self._begun = "", True
 
 
 def read_json_call(
