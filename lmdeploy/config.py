@@ -125,7 +125,7 @@ class EngineConfig:
     hf_overrides: Mapping[str, Any] | None = _fixed(None, "edit config.json in the model directory", {})
     empty_init: bool = _fixed(False, "weights are always read from the model")
     language_model_only: bool = _fixed(False, "only the language model is read", True)
-    enable_metrics: bool = _fixed(True, "no metrics are collected", False)
+    enable_metrics: bool = _fixed(True, "a server's --disable-metrics turns them off", False)
 
     def __post_init__(self) -> None:
         check_fields(self, ConfigError)

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from lmdeploy.serve.registration import Registration
 
 _ABSENT_FLAGS = {
-    "tool_call_parser": "this version does not parse tool calls",
-    "reasoning_parser": "this version does not separate reasoning from the answer",
     "allowed_media_domains": "models here read text only",
     "vision_max_batch_size": "models here read text only",
     "allow_terminate_by_client": "stop the server with SIGTERM or Ctrl-C",
@@ -86,8 +84,8 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--log-level", default="WARNING", metavar="LEVEL", help="REQUEST also logs prompts (default: WARNING)"
     )
     add("--max-log-len", type=int, metavar="N", help="characters of a prompt that are logged (default: all)")
-    add("--disable-metrics", action="store_true", help="no effect: no metrics are collected")
-    add("--disable-fastapi-docs", action="store_true", help="no /openapi.json")
+    add("--disable-metrics", action="store_true", help="no /metrics")
+    add("--disable-fastapi-docs", action="store_true", help="no /openapi.json and no /docs")
 
 
 def _add_model_flags(group: argparse._ArgumentGroup) -> None:
@@ -105,6 +103,24 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         default="auto",
         metavar="SOURCE",
         help="sampling defaults: auto (the model's), lmdeploy (none) or a folder (default: auto)",
+    )
+    add(
+        "--tool-call-parser",
+        default="auto",
+        metavar="NAME",
+        help="how tool calls are read: auto (as the chat template writes them), none or a format's name",
+    )
+    add(
+        "--reasoning-parser",
+        default="auto",
+        metavar="NAME",
+        help="how reasoning is told from the answer: auto, none or a format's name",
+    )
+    add(
+        "--named-tool-finish",
+        default="stop",
+        choices=("stop", "tool_calls"),
+        help="finish_reason of an answer that calls the tool named by tool_choice (default: stop)",
     )
     add("--trust-remote-code", action="store_true", help="no effect: code of a model is never run")
 
@@ -142,12 +158,14 @@ def _serve(args: argparse.Namespace, engine: EngineConfig) -> int:
     from lmdeploy.runtime.messages import Recipe
     from lmdeploy.runtime.resolve import plan_table, resolve
     from lmdeploy.serve.launch import Listener, bind, run_server
+    from lmdeploy.serve.parsers.select import choose
     from lmdeploy.serve.registration import Registered
     from lmdeploy.serve.served import SAMPLING_DEFAULTS, Served, Server
 
     set_up(args.log_level)
     ssl = (env.SSL_KEYFILE.text(), env.SSL_CERTFILE.text()) if args.ssl else (None, None)
     listener = Listener(args.server_name, args.server_port, *ssl)
+    choose(args.tool_call_parser, args.reasoning_parser, {})
     with bind(listener.host, listener.port) as sock:
         port = sock.getsockname()[1]
         registration = _registration(args, listener, port)
@@ -163,7 +181,11 @@ def _serve(args: argparse.Namespace, engine: EngineConfig) -> int:
         )
         print(_sampling_line(frontend.sampling_defaults, SAMPLING_DEFAULTS), end="", flush=True)
         client = ProcessClient(Recipe.of("lmdeploy.runtime.build:build_engine", config))
-        served = Served(frontend, client, args.model_path, tuple(args.model_name), args.max_log_len)
+        parsers = choose(args.tool_call_parser, args.reasoning_parser, frontend.chat_template.texts)
+        print(parsers.line, flush=True)
+        served = Served(
+            frontend, client, args.model_path, tuple(args.model_name), args.max_log_len, parsers=parsers
+        )
         # While the engine loads: in the middle of other people's streams it would be a pause.
         Thread(target=frontend.tokenizer.prepare, daemon=True).start()
         run_server(
@@ -214,4 +236,6 @@ def _options(args: argparse.Namespace) -> Any:
         allow_credentials=args.allow_credentials,
         max_requests=args.max_concurrent_requests,
         docs=not args.disable_fastapi_docs,
+        named_tool_finish=args.named_tool_finish,
+        metrics=not args.disable_metrics,
     )

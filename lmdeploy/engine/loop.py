@@ -18,7 +18,7 @@ from lmdeploy.engine.prefix_cache import PrefixCache
 from lmdeploy.engine.request import Request, Sequence, TokenEvent, TokenLogprobs
 from lmdeploy.engine.scheduler import EngineOptions, Scheduler
 from lmdeploy.engine.speculation import Speculation
-from lmdeploy.engine.stats import StepStats, Totals
+from lmdeploy.engine.stats import StepNotes, StepStats, Totals
 from lmdeploy.engine.stopping import finish_reason, update_bias
 from lmdeploy.errors import EngineDeadError, EngineError, OverloadedError, RequestError, error_kind
 
@@ -54,11 +54,17 @@ class Engine:
         self._live: dict[str, Sequence] = {}
         self._ended: dict[str, TokenEvent] = {}  # last events of requests that ended between steps
         self._arrivals = 0
+        self.notes = StepNotes()
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to tell."""
         return bool(self._live or self._ended)
+
+    @property
+    def longest_step(self) -> float:
+        """Seconds that a step with all the tokens it may have is expected to take; 0: not known."""
+        return self._scheduler.longest_step
 
     def add(self, request: Request) -> None:
         """Queue a request. One that can never be served ends with an "error" event in the next step.
@@ -110,12 +116,14 @@ class Engine:
         events = list(self._ended.values())
         self._ended.clear()
         rows = self._scheduler.plan()
+        self.notes = StepNotes(0, self._scheduler.bound, tuple(self._scheduler.started))
         if not rows:
             return events
         if self._speculation is not None:
             rows = self._speculation.extend(rows, self._scheduler)
         batch = self._packer.pack(rows)
         self._totals.steps += 1
+        self.notes.tokens = batch.num_tokens
         try:
             result = self._execute(batch)
         except EngineDeadError:
@@ -132,7 +140,7 @@ class Engine:
             self._speculation.close()
 
     def stats(self) -> StepStats:
-        pool = self._cache.pool
+        pool, size = self._cache.pool, self._caps.block_size
         running, waiting = self._scheduler.running, self._scheduler.waiting
         long = long_members(running)
         return StepStats(
@@ -142,6 +150,7 @@ class Engine:
             blocks_free=pool.num_free,
             blocks_held=pool.num_held,
             blocks_cached=pool.num_cached,
+            unused_tokens=sum(s.num_blocks * size - s.num_computed for s in running),
             long_running=len(long),
             long_waiting=len(long_members(waiting)),
             long_blocks=held_blocks(long, []),

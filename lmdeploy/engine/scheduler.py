@@ -19,7 +19,7 @@ from lmdeploy.engine.lanes import LaneOptions, LongLane, long_members
 from lmdeploy.engine.prefix_cache import PrefixCache
 from lmdeploy.engine.queue import Queue, Rank
 from lmdeploy.engine.request import Sequence
-from lmdeploy.engine.stats import Totals
+from lmdeploy.engine.stats import Bound, Totals
 from lmdeploy.engine.step_cost import StepCost, StreamGap, gap_seconds
 
 
@@ -54,6 +54,13 @@ class Scheduler:
         self._cache = cache
         self._pool = cache.pool
         self._totals = totals
+        self.bound: Bound | None = None  # why the latest plan left somebody waiting
+        self.started: list[str] = []  # requests that the latest plan admitted for the first time
+
+    @property
+    def longest_step(self) -> float:
+        """Seconds that a step of `max_tokens` is expected to take; 0: not known."""
+        return self._step_cost.step(self.max_tokens) if self._step_cost is not None else 0.0
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -76,8 +83,11 @@ class Scheduler:
     def plan(self) -> list[Row]:
         """Rows for one step, never empty while a sequence is unfinished; each has its blocks."""
         preemptions = self._totals.preemptions
+        self.bound, self.started = None, []
         self._grow()
-        if self._totals.preemptions == preemptions:
+        if self._totals.preemptions > preemptions:
+            self.bound = "kv_blocks"
+        else:
             self._admit()
         return self._rows()
 
@@ -175,12 +185,26 @@ class Scheduler:
         budget = min(self._max_prefill, self.max_tokens - decoding)
         if self._lane is not None and seq.is_long:
             budget = self._lane.split(budget, long_first=True)[1]
-        return len(before) < self._max_rows and sum(left) - decoding < budget
+        if len(before) >= self._max_rows:
+            self._hold_up(seq, "max_batch_size")
+        elif sum(left) - decoding >= budget:
+            self._hold_up(seq, "prefill_budget")
+        else:
+            return True
+        return False
+
+    def _hold_up(self, seq: Sequence, bound: Bound) -> None:
+        """Note why a sequence must wait. Within their lane long ones wait for that first of all."""
+        if self._lane is not None and seq.is_long:
+            self.bound = self.bound or "long_lane"
+        else:
+            self.bound = bound
 
     def _make_room(self, seq: Sequence, found: list[int]) -> bool:
         """Whether rows and blocks suffice, if need be after preempting sequences that come after this one."""
         while rivals := self._rivals(seq, found):
             if rivals[-1].rank < seq.rank:
+                self._hold_up(seq, "max_batch_size" if len(self.running) >= self._max_rows else "kv_blocks")
                 return False
             self._preempt(rivals[-1])
         return self._fits(seq, found)
@@ -220,6 +244,7 @@ class Scheduler:
         if seq.preempted:
             totals.resumed_tokens += tokens
             return
+        self.started.append(seq.request.request_id)
         seq.cached_tokens = tokens
         totals.cached_tokens += tokens
         totals.prompt_tokens += seq.num_prompt

@@ -6,6 +6,10 @@ Numbers only; knows nothing of how they are shown.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+# What keeps a waiting request waiting.
+Bound = Literal["max_batch_size", "kv_blocks", "prefill_budget", "long_lane"]
 
 
 @dataclass(slots=True)
@@ -39,7 +43,17 @@ class StepStats:
     blocks_free: int
     blocks_held: int
     blocks_cached: int
+    unused_tokens: int = 0  # places in held blocks that no token has taken yet
     long_running: int = 0  # of `running`, in the lane of long prompts; the next two alike
     long_waiting: int = 0
     long_blocks: int = 0  # distinct ones of blocks_held
     totals: Totals = field(default_factory=Totals)
+
+
+@dataclass(slots=True)
+class StepNotes:
+    """What the latest step tells those who measure it."""
+
+    tokens: int = 0  # computed in it, drafts included
+    bound: Bound | None = None  # None: nobody waits
+    started: tuple[str, ...] = ()  # requests that began to be computed in it

@@ -14,14 +14,15 @@ import socket
 import subprocess
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
-from lmdeploy.engine.request import Request, TokenEvent
+from lmdeploy.engine.request import Request
 from lmdeploy.errors import EngineDeadError, LMDeployError, rebuild_error
 from lmdeploy.runtime.messages import (
     BEAT_SECONDS,
     Abort,
     Add,
+    Beat,
     Close,
     Drain,
     Failed,
@@ -50,6 +51,23 @@ _EXIT_TIMEOUT = 5.0
 # Signs of life that may be missing in a row: then the engine counts as stalled, and then it is ended.
 STALLED_BEATS = 10
 LOST_BEATS = 30
+# Seconds one step may take before the engine counts as stalled, and by how much more before it is ended.
+STALLED_STEP = 120.0
+LOST_STEPS = 3.0
+SLOW_STEPS = 10.0  # the same in steps as long as the engine expects its longest to be, where that is more
+
+
+class Observer(Protocol):
+    """Hears what a client submits, gets and gives up; called on the event loop."""
+
+    def submitted(self, requests: Iterable[Request]) -> None:
+        """These went to the engine."""
+
+    def stepped(self, step: Step) -> None:
+        """The engine has made a step."""
+
+    def ended(self, request_ids: Iterable[str], error: LMDeployError | None, complete: bool = False) -> None:
+        """No event comes for these any more: they failed, their answer is complete, or nobody wants it."""
 
 
 class _Link(asyncio.Protocol):
@@ -60,6 +78,7 @@ class _Link(asyncio.Protocol):
         self._frames = Frames()
         self._heard = False
         self.missed = 0  # signs of life in a row
+        self.step_seconds = 0.0  # that the step has taken which the engine is in
         self.started: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.transport: asyncio.Transport
@@ -74,7 +93,10 @@ class _Link(asyncio.Protocol):
 
     def _dispatch(self, report: Report) -> None:
         if isinstance(report, Step):
-            self._client.deliver(report.events)
+            self.step_seconds = 0.0
+            self._client.deliver(report)
+        elif isinstance(report, Beat):
+            self.step_seconds = report.step_seconds
         elif isinstance(report, Rejected):
             error = rebuild_error(report.kind, report.message, report.param)
             self._client.fail([report.request_id], error)
@@ -109,9 +131,12 @@ class _Link(asyncio.Protocol):
 class ProcessClient:
     """An engine process that is kept alive."""
 
-    def __init__(self, recipe: Recipe, *, ready_timeout: float = READY_TIMEOUT) -> None:
+    def __init__(
+        self, recipe: Recipe, *, ready_timeout: float = READY_TIMEOUT, stalled_step: float = STALLED_STEP
+    ) -> None:
         self._recipe = recipe
         self._ready_timeout = ready_timeout
+        self._stalled_step = stalled_step
         self._streams: dict[str, Stream] = {}
         self._stats_waiters: deque[asyncio.Future[dict[str, Any]]] = deque()
         self._ready = asyncio.Event()
@@ -122,6 +147,9 @@ class ProcessClient:
         self._gave_up = False
         self.info: dict[str, Any] = {}
         self.restarts = 0
+        self.waiting = 0  # requests that wait for the engine to be ready
+        self.last_stats: dict[str, Any] = {}  # what the engine said when it was asked last
+        self.observer: Observer | None = None
 
     @property
     def ready(self) -> bool:
@@ -130,8 +158,23 @@ class ProcessClient:
 
     @property
     def _stalled(self) -> bool:
-        """The process is there and gives no sign of life."""
-        return self._ready.is_set() and self._link is not None and self._link.missed >= STALLED_BEATS
+        """The process is there and gives no sign of life, or does not get on."""
+        if self._link is None or not self._ready.is_set():
+            return False
+        return self._link.missed >= STALLED_BEATS or self._link.step_seconds >= self._patience
+
+    @property
+    def _patience(self) -> float:
+        return max(self._stalled_step, SLOW_STEPS * float(self.info.get("longest_step", 0.0)))
+
+    @property
+    def state(self) -> str:
+        """ "ready", "starting", "stalled" or "failed"."""
+        if self._gave_up:
+            return "failed"
+        if self._stalled:
+            return "stalled"
+        return "ready" if self._ready.is_set() else "starting"
 
     @property
     def pid(self) -> int | None:
@@ -148,16 +191,27 @@ class ProcessClient:
         Waits for an engine that is being started again, at most `ready_timeout` seconds.
         Raises EngineDeadError.
         """
-        await self._wait_ready()
+        self.waiting += len(requests)
+        try:
+            await self._wait_ready()
+        finally:
+            self.waiting -= len(requests)
         stream = Stream(self.abort, [r.request_id for r in requests])
         for request in requests:
             self._streams[request.request_id] = stream
             self._send(Add(request))
+        if self.observer is not None:
+            self.observer.submitted(requests)
         return stream
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """Forget these requests and tell the engine to free what they hold. Unknown ids are ignored."""
+    def abort(self, request_ids: Iterable[str], complete: bool = False) -> None:
+        """Forget these requests and tell the engine to free what they hold. Unknown ids are ignored.
+
+        complete: their answers are, so this is no failure of anybody's.
+        """
         known = tuple(i for i in request_ids if self._streams.pop(i, None) is not None)
+        if known and self.observer is not None:
+            self.observer.ended(known, None, complete)
         if known and self._ready.is_set():
             self._send(Abort(known))
 
@@ -210,9 +264,11 @@ class ProcessClient:
 
     # Called by the link.
 
-    def deliver(self, events: list[TokenEvent]) -> None:
+    def deliver(self, step: Step) -> None:
         """Everything one step produced, for all streams."""
-        for event in events:
+        if self.observer is not None:
+            self.observer.stepped(step)
+        for event in step.events:
             stream = self._streams.get(event.request_id)
             if stream is None:
                 continue
@@ -222,11 +278,15 @@ class ProcessClient:
 
     def fail(self, request_ids: Iterable[str], error: LMDeployError) -> None:
         """End the streams of these requests with `error`."""
+        request_ids = list(request_ids)
+        if request_ids and self.observer is not None:
+            self.observer.ended(request_ids, error)
         for stream in {s for i in request_ids if (s := self._streams.pop(i, None)) is not None}:
             stream.push(error)
 
     def answer_stats(self, values: dict[str, Any]) -> None:
         """Answers come in the order of the questions."""
+        self.last_stats = values
         waiter = self._stats_waiters.popleft()
         if not waiter.done():
             waiter.set_result(values)
@@ -296,9 +356,11 @@ class ProcessClient:
         while not await link.beat():
             if link.missed == STALLED_BEATS:
                 logger.error("the engine has given no sign of life for %g s", STALLED_BEATS * BEAT_SECONDS)
-            if link.missed >= LOST_BEATS:
+            if link.missed >= LOST_BEATS or link.step_seconds >= LOST_STEPS * self._patience:
                 await self._reap(0.0)
                 link.transport.close()
+                if link.missed < LOST_BEATS:
+                    return f"one step took more than {link.step_seconds:.0f} s, ended by the server"
                 return f"no sign of life for {LOST_BEATS * BEAT_SECONDS:g} s, ended by the server"
         return await self._reap(_EXIT_TIMEOUT)
 

@@ -79,13 +79,21 @@ class Failed(Message):
 
 
 class Beat(Message):
-    """The process lives, though it may be deep inside a step."""
+    """The process lives, though it may be deep inside a step, for `step_seconds` now; 0: in none."""
+
+    step_seconds: float = 0.0
 
 
 class Step(Message):
-    """Everything one engine step produced."""
+    """Everything one engine step produced, and what it was: `seconds` long, of `tokens` computed tokens.
+
+    started: requests that began to be computed in it.
+    """
 
     events: list[TokenEvent]
+    seconds: float = 0.0
+    tokens: int = 0
+    started: tuple[str, ...] = ()
 
 
 class Rejected(Message):
@@ -98,7 +106,7 @@ class Rejected(Message):
 
 
 class Stats(Message):
-    """Answer to GetStats."""
+    """Answer to GetStats: the fields of StepStats and of the worker's Ledger."""
 
     values: dict[str, Any]
 

@@ -20,7 +20,7 @@ class Stream:
     process died. A reader that is slow finds several events waiting; `take` returns them all.
     """
 
-    def __init__(self, abort: Callable[[Iterable[str]], None], request_ids: Iterable[str]) -> None:
+    def __init__(self, abort: Callable[[Iterable[str], bool], None], request_ids: Iterable[str]) -> None:
         self._abort = abort
         self._open = set(request_ids)
         self._failed = False
@@ -84,10 +84,10 @@ class Stream:
         return item
 
     def abort(self, request_id: str | None = None) -> None:
-        """Stop one request, or all that still run; nothing more is delivered for it."""
+        """Stop one request, whose answer is complete, or all that still run; nothing more is delivered."""
         ids = self._open & {request_id} if request_id is not None else set(self._open)
         self._open -= ids
-        self._abort(ids)
+        self._abort(ids, request_id is not None)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

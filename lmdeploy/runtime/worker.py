@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -80,6 +81,18 @@ class Channel:
         return [command_decoder.decode(frame) for frame in self._frames.feed(data)]
 
 
+@dataclass(slots=True)
+class Ledger:
+    """Where the time of this process went, in seconds.
+
+    compute: in steps. idle: waiting for work. bound: `compute` by what kept others waiting meanwhile.
+    """
+
+    compute: float = 0.0
+    idle: float = 0.0
+    bound: dict[str, float] = field(default_factory=dict)
+
+
 class Worker:
     """Runs one engine until told to end."""
 
@@ -88,15 +101,44 @@ class Worker:
         self._channel = channel
         self._draining = False
         self._closed = False
+        self._ledger = Ledger()
+        self._step_began = 0.0  # 0: in no step
 
     def run(self) -> None:
         while not self._closed and not (self._draining and not self._engine.has_work):
-            for command in self._channel.receive(block=not self._engine.has_work):
+            for command in self._commands():
                 self._handle(command)
             if self._engine.has_work and not self._closed:
-                events = self._engine.step()
-                if events:
-                    self._channel.send(Step(events))
+                self._step()
+
+    def show_life(self) -> None:
+        """Runs beside the engine for ever: a long step must not look like a process that hangs."""
+        with contextlib.suppress(ParentGoneError):
+            while True:
+                time.sleep(BEAT_SECONDS)
+                began = self._step_began
+                self._channel.send(Beat(time.perf_counter() - began if began else 0.0))
+
+    def _commands(self) -> list[Command]:
+        if self._engine.has_work:
+            return self._channel.receive(block=False)
+        began = time.perf_counter()
+        commands = self._channel.receive(block=True)
+        self._ledger.idle += time.perf_counter() - began
+        return commands
+
+    def _step(self) -> None:
+        self._step_began = time.perf_counter()
+        events = self._engine.step()
+        seconds = time.perf_counter() - self._step_began
+        self._step_began = 0.0
+        notes = self._engine.notes
+        if notes.tokens:
+            self._ledger.compute += seconds
+            bound = notes.bound or "compute"
+            self._ledger.bound[bound] = self._ledger.bound.get(bound, 0.0) + seconds
+        if events or notes.started:
+            self._channel.send(Step(events, seconds, notes.tokens, notes.started))
 
     def _handle(self, command: Command) -> None:
         if isinstance(command, Add):
@@ -105,7 +147,8 @@ class Worker:
             for request_id in command.request_ids:
                 self._engine.abort(request_id)
         elif isinstance(command, GetStats):
-            self._channel.send(Stats(msgspec.to_builtins(self._engine.stats())))
+            ledger = msgspec.to_builtins(self._ledger)
+            self._channel.send(Stats({**msgspec.to_builtins(self._engine.stats()), **ledger}))
         elif isinstance(command, Drain):
             self._draining = True
         elif isinstance(command, Close):
@@ -141,17 +184,10 @@ def _build(channel: Channel, recipe: Recipe) -> Any:
     return None
 
 
-def _show_life(channel: Channel) -> None:
-    """Runs beside the engine for ever: a long step must not look like a process that hangs."""
-    with contextlib.suppress(ParentGoneError):
-        while True:
-            time.sleep(BEAT_SECONDS)
-            channel.send(Beat())
-
-
 def _info(engine: Any, seconds: float) -> dict[str, Any]:
     capabilities = msgspec.to_builtins(engine.executor.capabilities())
-    return {"pid": os.getpid(), "load_seconds": seconds, **capabilities}
+    about = {"pid": os.getpid(), "load_seconds": seconds, "longest_step": engine.longest_step}
+    return {**about, **capabilities}
 
 
 def main(argv: list[str]) -> int:
@@ -169,8 +205,9 @@ def main(argv: list[str]) -> int:
         if engine is None:
             return 1
         channel.send(Ready(_info(engine, time.monotonic() - started)))
-        threading.Thread(target=_show_life, args=[channel], daemon=True).start()
-        Worker(engine, channel).run()
+        worker = Worker(engine, channel)
+        threading.Thread(target=worker.show_life, daemon=True).start()
+        worker.run()
     except ParentGoneError:
         return 0
     except Exception:  # the edge of the process: say why it ends; the parent restarts it

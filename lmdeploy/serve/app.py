@@ -14,17 +14,29 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp
 
 from lmdeploy import __version__
 from lmdeploy.errors import LMDeployError
 from lmdeploy.serve import errors
+from lmdeploy.serve.docs_page import docs_page
+from lmdeploy.serve.metrics import metrics
 from lmdeploy.serve.middleware import HEALTH_PATHS, Admission, ApiKeys, RequestIds
+from lmdeploy.serve.native.generate import generate, get_ppl
+from lmdeploy.serve.native.protocol import (
+    DetokenizeBody,
+    EncodeBody,
+    GenerateBody,
+    PerplexityBody,
+    TokenizeBody,
+)
+from lmdeploy.serve.native.refused import refuse
+from lmdeploy.serve.native.tokens import detokenize, encode, tokenize, tokenizer_info
 from lmdeploy.serve.openai.chat import chat_completions
 from lmdeploy.serve.openai.completions import completions
 from lmdeploy.serve.openai.models import get_model, list_models
-from lmdeploy.serve.openai.protocol import ChatBody, CompletionBody
+from lmdeploy.serve.openai.protocol import Body, ChatBody, CompletionBody
 from lmdeploy.serve.served import Server
 from lmdeploy.serve.transport import json_response
 
@@ -35,7 +47,7 @@ def build_app(server: Server) -> ASGIApp:
     """The whole application."""
     options = server.options
     app: ASGIApp = Admission(_routes(server), server)
-    app = RequestIds(ApiKeys(app, options.api_keys))
+    app = RequestIds(ApiKeys(app, options.api_keys), server.answered)
     return CORSMiddleware(
         app,
         allow_origins=options.allow_origins,
@@ -63,11 +75,28 @@ def _routes(server: Server) -> FastAPI:
     for path in HEALTH_PATHS:
         _get(app, path, lambda _: _health(server), in_schema=path == "/health")
     _get(app, "/version", lambda _: _version())
+    if server.options.metrics:
+        _get(app, "/metrics", lambda _: metrics(server))
     _get(app, "/v1/models", lambda _: _async(list_models(server)))
     _get(app, "/v1/models/{name:path}", lambda r: _async(get_model(server, r.path_params["name"])))
     _post(app, "/v1/chat/completions", lambda r: chat_completions(server, r), ChatBody)
     _post(app, "/v1/completions", lambda r: completions(server, r), CompletionBody)
+    _native_routes(app, server)
     return app
+
+
+def _native_routes(app: FastAPI, server: Server) -> None:
+    """What is not OpenAI's."""
+    _get(app, "/tokenizer_info", lambda r: _async(tokenizer_info(server, r.query_params.get("model"))))
+    _post(app, "/tokenize", lambda r: tokenize(server, r), TokenizeBody)
+    _post(app, "/detokenize", lambda r: detokenize(server, r), DetokenizeBody)
+    _post(app, "/v1/encode", lambda r: encode(server, r), EncodeBody)
+    _post(app, "/generate", lambda r: generate(server, r), GenerateBody)
+    _post(app, "/get_ppl", lambda r: get_ppl(server, r), PerplexityBody)
+    for path in ("/v1/embeddings", "/pooling"):
+        _post(app, path, lambda r: refuse(server, r), Body)
+    if server.options.docs:
+        _get(app, "/docs", lambda _: _async(HTMLResponse(docs_page(app.openapi()))), in_schema=False)
 
 
 def _get(app: FastAPI, path: str, handler: Handler, in_schema: bool = True) -> None:

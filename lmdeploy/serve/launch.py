@@ -22,6 +22,7 @@ from lmdeploy.errors import ConfigError, LMDeployError
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.serve.app import build_app
 from lmdeploy.serve.connection import Connection
+from lmdeploy.serve.monitor import Monitor
 from lmdeploy.serve.served import Server
 
 DRAIN_SECONDS = 30.0
@@ -91,6 +92,7 @@ class Engines:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._beside: list[asyncio.Task[None]] = []  # what runs as long as the engines do
 
     @property
     def draining(self) -> bool:
@@ -102,6 +104,7 @@ class Engines:
 
     async def start(self) -> None:
         """One after the other: loading takes every core already."""
+        self._beside.append(asyncio.get_running_loop().create_task(Monitor(self._server).run()))
         for client in self._clients():
             await client.start()
 
@@ -109,6 +112,8 @@ class Engines:
         await asyncio.gather(*(client.drain(seconds) for client in self._clients()))
 
     async def close(self) -> None:
+        for task in self._beside:
+            task.cancel()
         await asyncio.gather(*(client.close() for client in self._clients()))
 
     def _clients(self) -> list[ProcessClient]:

@@ -1,4 +1,4 @@
-"""What wraps every route, as plain ASGI: request ids, keys, admission.
+"""What wraps every route, as plain ASGI: records and ids of requests, keys, admission.
 
 Owns who may come in and how many at once. Knows no route but the ones that are open to all.
 """
@@ -8,40 +8,58 @@ from __future__ import annotations
 import hashlib
 import hmac
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmdeploy.errors import AuthenticationError, EngineDeadError, LMDeployError, OverloadedError
 from lmdeploy.serve.errors import error_response
+from lmdeploy.serve.record import RECORD, Record
 from lmdeploy.serve.served import Server
 
 HEALTH_PATHS = ("/health", "/ping", "/v1/health")
-OPEN_PATHS = frozenset((*HEALTH_PATHS, "/openapi.json"))
+OPEN_PATHS = frozenset((*HEALTH_PATHS, "/openapi.json", "/docs"))
 _MAX_ID = 128
 
 
 class RequestIds:
-    """Gives each answer an `x-request-id`, the client's own where it sent one; drops trailing slashes."""
+    """Keeps the record of each request, and tells `done` when it has been answered.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Gives each answer an `x-request-id`, the client's own where it sent one; drops trailing slashes.
+    """
+
+    def __init__(self, app: ASGIApp, done: Callable[[Record], None] | None = None) -> None:
         self._app = app
+        self._done = done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        name = _client_id(Headers(scope=scope)) or uuid.uuid4().hex
         path = scope["path"]
         if len(path) > 1 and path.endswith("/"):
             scope = {**scope, "path": path.rstrip("/") or "/"}
+        name = _client_id(Headers(scope=scope)) or uuid.uuid4().hex
+        client = (scope.get("client") or ("",))[0]
+        record = Record(name, scope["method"], path, client)
 
-        async def send_with_id(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = name
+                record.status = message["status"]
+            elif message["type"] == "http.response.body":
+                record.sent += len(message.get("body", b""))
+                record.complete = not message.get("more_body", False)
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        token = RECORD.set(record)
+        try:
+            await self._app(scope, receive, send_and_note)
+        finally:
+            RECORD.reset(token)
+            record.route = getattr(scope.get("route"), "path", "")
+            if self._done is not None:
+                self._done(record)
 
 
 def _client_id(headers: Headers) -> str | None:

@@ -9,7 +9,8 @@ import hashlib
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmdeploy import __version__
@@ -19,7 +20,10 @@ from lmdeploy.models.hub import model_name
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.generate import Frontend
 from lmdeploy.runtime.memory_plan import MAX_BODIES
+from lmdeploy.serve.binding import Watch
 from lmdeploy.serve.parsers.select import Parsers
+from lmdeploy.serve.record import Record
+from lmdeploy.serve.request_times import RequestTimes
 
 logger = logging.getLogger("lmdeploy.serve")
 
@@ -42,6 +46,7 @@ class ServerOptions:
     keep_alive: float = 15.0  # silence after which a stream gets a comment line
     docs: bool = True
     named_tool_finish: str = "stop"  # finish_reason of an answer that calls the tool that tool_choice names
+    metrics: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,10 @@ class Reply:
 
 @dataclass(slots=True)
 class Served:
-    """One model behind one engine. `log_len`: characters of a prompt in the log; None: all."""
+    """One model behind one engine.
+
+    log_len: characters of a prompt in the log; None: all. about: how its engine was made, for metrics.
+    """
 
     frontend: Frontend
     client: ProcessClient
@@ -73,10 +81,14 @@ class Served:
     extra_names: tuple[str, ...] = ()
     log_len: int | None = None
     parsers: Parsers = field(default_factory=Parsers)  # of tool calls and reasoning in answers
+    about: Mapping[str, str] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
+    times: RequestTimes = field(init=False)
+    watch: Watch = field(init=False, default_factory=Watch)
     max_characters: int = field(init=False)  # of a prompt; no tokenizer could make a longer one fit
 
     def __post_init__(self) -> None:
+        self.times = self.client.observer = RequestTimes(self.frontend.session_len)
         tokenizer = self.frontend.tokenizer
         # No token stands for more characters than it has bytes.
         longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
@@ -119,6 +131,11 @@ class Server:
     draining: bool = False
     active: int = 0  # POST requests that are being answered
     body_bytes: int = 0  # of bodies that are being read or parsed
+    answers: Counter[tuple[str, str, int]] = field(default_factory=Counter)  # by method, route and status
+
+    def answered(self, record: Record) -> None:
+        """A request has its answer, or its client has left."""
+        self.answers[record.method, record.route, record.status] += 1
 
     def model(self, asked: str | None) -> tuple[Served, str]:
         """The model a request is for, and the name to answer with. Raises ModelNotServedError."""

@@ -97,6 +97,10 @@ class Tokenizer:
         self._known_bytes[token] = value
         return value
 
+    def token_text(self, token: int) -> str:
+        """What a token stands for, as text: U+FFFD for bytes that are no whole character."""
+        return self.token_bytes(token).decode("utf-8", "replace")
+
     def id_of(self, token: str) -> int | None:
         """The id of a token by its text in the vocabulary, or None."""
         found: int | None = self._backend.token_to_id(token)

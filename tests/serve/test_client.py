@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from serve_engine import CRASH, FACTORY
-from serve_fakes import engine_client
+from serve_fakes import engine_client, request
 
 from lmdeploy.engine.request import Request
 from lmdeploy.errors import EngineDeadError, EngineError, ModelError
@@ -22,10 +21,6 @@ from lmdeploy.runtime import client as client_module
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.messages import BEAT_SECONDS, Recipe
 from lmdeploy.runtime.stream import Stream
-
-
-def request(name: str, text: str, count: int) -> Request:
-    return Request(name, np.frombuffer(text.encode(), np.uint8).astype(np.int32), count)
 
 
 async def tokens_of(client: ProcessClient, request: Request) -> list[int]:
@@ -198,7 +193,7 @@ import asyncio, sys
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.messages import Recipe
 from serve_engine import CRASH, FACTORY
-from serve_fakes import engine_client
+from serve_fakes import engine_client, request
 async def main():
     client = ProcessClient(Recipe.of({FACTORY!r}, {{}}))
     await client.start()

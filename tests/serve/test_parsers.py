@@ -130,8 +130,8 @@ def call(number: int, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"id": f"abcdef12{number}", "type": "function", "function": function}
 
 
-# Template -> tool format, whether it writes reasoning beside calls, calls it can write, where an answer starts
-# when that is not right behind the prompt.
+# Template -> tool format, whether it writes reasoning beside calls, how many calls it can write, where an
+# answer starts when that is not right behind the prompt.
 TEMPLATES: dict[str, tuple[str, bool, int, str | None]] = {
     "Bielik-11B-v3.0-Instruct": ("hermes", True, 2, "assistant\n"),
     "ByteDance-Seed-OSS": ("seed-oss", True, 2, None),
@@ -215,7 +215,8 @@ DOCUMENTED: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
     (
         LLAMA4,
         "llama4",
-        "[get_weather(city='San Francisco', metric='celsius'), get_weather(city='Seattle', metric='celsius')]",
+        "[get_weather(city='San Francisco', metric='celsius'), "
+        "get_weather(city='Seattle', metric='celsius')]",
         "",
         [
             ("get_weather", {"city": "San Francisco", "metric": "celsius"}),
@@ -232,7 +233,8 @@ DOCUMENTED: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
     (
         LLAMA3,
         "llama3",
-        '<|python_tag|>{"type": "function", "name": "trending_songs", "parameters": {"n": "10", "genre": "all"}}',
+        '<|python_tag|>{"type": "function", "name": "trending_songs", '
+        '"parameters": {"n": "10", "genre": "all"}}',
         "",
         [("trending_songs", {"n": "10", "genre": "all"})],
     ),
@@ -268,9 +270,10 @@ DOCUMENTED: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
     (
         QWEN,
         "qwen3",
-        '<tool_call>\n{"name": "get_current_temperature", "arguments": {"location": "San Francisco, CA, USA"}}\n'
-        '</tool_call>\n<tool_call>\n{"name": "get_temperature_date", "arguments": {"location": "San Francisco, '
-        'CA, USA", "date": "2024-10-01"}}\n</tool_call>',
+        '<tool_call>\n{"name": "get_current_temperature", "arguments": '
+        '{"location": "San Francisco, CA, USA"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "get_temperature_date", "arguments": '
+        '{"location": "San Francisco, CA, USA", "date": "2024-10-01"}}\n</tool_call>',
         "",
         [
             ("get_current_temperature", {"location": "San Francisco, CA, USA"}),
@@ -288,15 +291,17 @@ DOCUMENTED: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [
         HARMONY,
         "gpt-oss",
         "<|channel|>analysis<|message|>Need to use function get_current_weather.<|end|><|start|>assistant"
-        '<|channel|>commentary to=functions.get_current_weather <|constrain|>json<|message|>{"location": "Tokyo"}',
+        "<|channel|>commentary to=functions.get_current_weather <|constrain|>json"
+        '<|message|>{"location": "Tokyo"}',
         "",
         [("get_current_weather", {"location": "Tokyo"})],
     ),
     (
         HARMONY,
         "openai",
-        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>**Action plan**:"
-        " 1. Generate an HTML file<|end|><|start|>assistant to=functions.generate_file<|channel|>commentary json"
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>"
+        "**Action plan**: 1. Generate an HTML file<|end|>"
+        "<|start|>assistant to=functions.generate_file<|channel|>commentary json"
         '<|message|>{"template": "basic_html", "path": "index.html"}<|call|>',
         "**Action plan**: 1. Generate an HTML file",
         [("generate_file", {"template": "basic_html", "path": "index.html"})],

@@ -54,6 +54,7 @@ ONLY_IN = {
     "starlette": ("serve/",),
     "uvicorn": ("serve/",),
     "pydantic": ("serve/",),
+    "prometheus_client": ("serve/",),
     "jinja2": ("text/",),
     "tokenizers": ("text/",),
     "safetensors": ("models/", "lite/", "cli/smoke.py"),

@@ -81,7 +81,7 @@ def prepare_chat(server: Server, body: ChatBody) -> Chat:
     limit = body.max_completion_tokens or body.max_tokens
     config = body.generation_config(limit, (body.top_logprobs or 0) if body.logprobs else None)
     use = tool_use(body.tools, body.tool_choice)
-    ids = chat_prompt(served, body, messages, use.shown)
+    ids = chat_prompt(served, body, messages, use)
     end = prompt_end(served, ids, body, messages)
     reading = Reading(served, body, use, end, server.options.named_tool_finish)
     grammar = reading.grammar()

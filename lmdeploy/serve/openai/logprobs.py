@@ -39,7 +39,7 @@ def _chat_entry(tokenizer: Tokenizer, entry: TokenLogprobs, top: int) -> dict[st
 
 def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
     raw = tokenizer.token_bytes(token_id)
-    return {"token": raw.decode("utf-8", "replace"), "logprob": floored(logprob), "bytes": list(raw)}
+    return {"token": tokenizer.token_text(token_id), "logprob": floored(logprob), "bytes": list(raw)}
 
 
 class CompletionLogprobs:

@@ -12,25 +12,28 @@ from lmdeploy.errors import ContextLengthError, InvalidValueError, shorten
 from lmdeploy.runtime.chat_input import check_template_kwargs
 from lmdeploy.runtime.generate import Frontend
 from lmdeploy.serve.openai.protocol import ChatBody, CompletionBody
+from lmdeploy.serve.openai.tools import ToolUse, tool_use
 from lmdeploy.serve.parsers.explain import with_calls_as_text, with_short_ids, with_tools
 from lmdeploy.serve.served import Served
 
 _OWN_FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 MAX_ANSWERS = 2048  # of one request, prompts times choices
+MAX_CHARACTERS = 1 << 20  # that are encoded for a context they cannot fit; takes about 0.3 s
 
 
 def chat_prompt(
     served: Served,
     body: ChatBody,
     messages: Sequence[dict[str, Any]],
-    tools: Sequence[dict[str, Any]] | None = None,
+    use: ToolUse | None = None,
 ) -> list[int]:
-    """Ids of a conversation, with tools if there are any, as the model's template writes it.
+    """Ids of a conversation, with its tools, as the model's template writes it; `use`: the tools, checked.
 
     Where the template does not know tools or calls, they are put into words first. Raises RequestError.
     """
     if not body.truncate_prompt_tokens:
         _check_size(served, sum(len(m["content"]) for m in messages), "messages")
+    tools = (use or tool_use(body.tools, body.tool_choice)).shown
     if served.parsers.calls_as_text:
         messages = with_calls_as_text(messages)
     if served.parsers.short_ids:
@@ -56,7 +59,10 @@ def chat_prompt(
         continue_final_message=proceed,
         **extra,
     )
-    return _tail(ids, body.truncate_prompt_tokens)
+    bos = served.frontend.tokenizer.bos_id
+    if body.add_special_tokens and bos is not None and ids[:1] != [bos]:
+        ids = [bos, *ids]
+    return shorten_prompt(ids, body.truncate_prompt_tokens)
 
 
 class Prompt(NamedTuple):
@@ -76,7 +82,9 @@ def completion_prompts(served: Served, body: CompletionBody) -> list[Prompt]:
             f"This request asks for {count} answers; the most is {MAX_ANSWERS}.", param="prompt"
         )
     return [
-        Prompt(_tail(_ids(served, body, prompt, path), body.truncate_prompt_tokens), _text(prompt), path)
+        Prompt(
+            shorten_prompt(_ids(served, body, prompt, path), body.truncate_prompt_tokens), _text(prompt), path
+        )
         for prompt, path in prompts
     ]
 
@@ -107,11 +115,8 @@ def _split(frontend: Frontend, prompt: Any) -> list[tuple[Any, str]]:
 
 def _ids(served: Served, body: CompletionBody, prompt: Any, path: str) -> list[int]:
     if isinstance(prompt, str):
-        if not body.truncate_prompt_tokens:
-            _check_size(served, len(prompt), path)
-        if body.add_special_tokens is False:
-            return served.frontend.tokenizer.encode(prompt, parse_special=True)
-        return served.frontend.prompt_ids(prompt)
+        special = body.add_special_tokens is not False
+        return plain_prompt(served, prompt, path, special, cut=body.truncate_prompt_tokens is not None)
     if not isinstance(prompt, list):
         raise _wrong(path, prompt)
     for i, token in enumerate(prompt):
@@ -123,13 +128,36 @@ def _ids(served: Served, body: CompletionBody, prompt: Any, path: str) -> list[i
     return prompt
 
 
+def plain_prompt(served: Served, text: str, param: str, special: bool = True, cut: bool = False) -> list[int]:
+    """Ids of a text, with the tokenizer's own markers unless not `special`. Raises RequestError.
+
+    cut: the ids will be shortened, so that the text may be longer than the context.
+    """
+    if cut:
+        check_length(served, text, param)
+    else:
+        _check_size(served, len(text), param)
+    return served.frontend.tokenizer.encode(text, add_special_tokens=special, parse_special=True)
+
+
+def check_length(served: Served, text: str, param: str) -> None:
+    """Refuse a text that takes long to encode, whatever becomes of its ids. Raises InvalidValueError."""
+    most = max(MAX_CHARACTERS, served.max_characters)
+    if len(text) > most:
+        raise InvalidValueError(
+            f"'{param}' has {len(text)} characters; the most that is tokenised at once is {most}.",
+            param=param,
+        )
+
+
 def _wrong(path: str, prompt: Any) -> InvalidValueError:
     return InvalidValueError(
         f"Invalid value for '{path}': must be a string or token ids, got {shorten(prompt)}.", param=path
     )
 
 
-def _tail(ids: list[int], keep: int | None) -> list[int]:
+def shorten_prompt(ids: list[int], keep: int | None) -> list[int]:
+    """The last `keep` ids, where a client asked for that."""
     return ids if keep is None else ids[-keep:]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AliasChoices,
@@ -64,17 +64,28 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31), _NUMBER]
 Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str])]
 
 
+B = TypeVar("B", bound="Body")
+
+
 class StreamOptions(BaseModel):
     include_usage: StrictBool | None = None
     continuous_usage_stats: StrictBool | None = None
 
 
-class GenerationBody(BaseModel):
-    """Fields both routes share."""
+class Body(BaseModel):
+    """What all bodies share. Names that are no fields are kept apart: some are refused, the others logged."""
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 
     model: str | None = None
+
+    def check(self) -> None:
+        """What concerns several fields. Raises RequestError."""
+
+
+class GenerationBody(Body):
+    """Fields of all routes that generate."""
+
     max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), _NUMBER] | None = None
     top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _NUMBER] | None = None
@@ -164,6 +175,7 @@ class ChatBody(GenerationBody):
     tool_choice: Any = None
     parallel_tool_calls: StrictBool | None = None
     separate_reasoning: StrictBool | None = None
+    add_special_tokens: StrictBool | None = None
 
     def check(self) -> None:
         """What concerns several fields. Raises RequestError."""
@@ -221,7 +233,6 @@ _REFUSED = dict.fromkeys(
         "image_data",
         "return_routed_experts",
         "echo",  # on the chat route, as the next one
-        "add_special_tokens",
     ),
     "is not supported by this server",
 ) | {
@@ -244,19 +255,22 @@ def _check_extras(extras: dict[str, Any]) -> None:
             logger.info("field %r is ignored", name[:100])
 
 
-def parse_body(
-    kind: type[ChatBody] | type[CompletionBody], raw: bytes | bytearray | Mapping[str, Any]
-) -> Any:
+def parse_body(kind: type[B], raw: bytes | bytearray | Mapping[str, Any]) -> B:
     """The request in `raw` (JSON, or its fields), valid by itself. Raises RequestError."""
     try:
         body = kind.model_validate(raw) if isinstance(raw, Mapping) else kind.model_validate_json(raw)
     except ValidationError as error:
         raise from_validation(error, kind) from None
     _check_extras(body.model_extra or {})
+    if isinstance(body, GenerationBody):
+        _check_form(body)
+    body.check()
+    return body
+
+
+def _check_form(body: GenerationBody) -> None:
     form = (body.response_format or {}).get("type", "text")
     if form != "text":
         raise RequestError(
             f"'response_format' of type {form!r:.80} is not supported.", param="response_format"
         )
-    body.check()
-    return body

@@ -1,7 +1,7 @@
 """Tools and earlier calls for chat templates that know nothing of them, or want them in a special way.
 
-What a template cannot say is said in words, and calls are written as text. Knows one format of calls, the most
-common one, and no template.
+What a template cannot say is said in words, and calls are written as text. Knows one format of calls, the
+most common one, and no template.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         if "tool_call_id" in message:
             changed["tool_call_id"] = _short(message["tool_call_id"])
         if "tool_calls" in message:
-            changed["tool_calls"] = [{**call, "id": _short(call.get("id", ""))} for call in message["tool_calls"]]
+            changed["tool_calls"] = [
+                {**call, "id": _short(call.get("id", ""))} for call in message["tool_calls"]
+            ]
         out.append(changed)
     return out
 

@@ -74,6 +74,14 @@ class Parsers:
     calls_as_text: bool = False  # the template knows nothing of calls
     short_ids: bool = False  # the template takes ids of calls with nine characters only
 
+    @property
+    def line(self) -> str:
+        """What a server says at its start."""
+        tool = self.tool.names[0] if self.tool is not None else "not read"
+        words = " (explained in words: the chat template has no tools)" if self.tools_in_words else ""
+        reasoning = self.reasoning.names[0] if self.reasoning is not None else "not told apart"
+        return f"tool calls: {tool}{words}; reasoning: {reasoning}"
+
     def opens_reasoning(self, prompt_end: str) -> str | None:
         """The mark that ends the reasoning in which an answer to this prompt begins; None where none does."""
         form = self.reasoning
@@ -144,13 +152,15 @@ class _Chain:
 def choose(tool: str, reasoning: str, templates: Mapping[str, str]) -> Parsers:
     """The parsers named at the command line; `auto` asks the model's chat templates. Raises ConfigError."""
     texts = "\n".join(templates.values())
-    in_words = tool == AUTO and bool(templates) and not shows_tools(templates)
-    calls = json_objects.HERMES if in_words else _choose("--tool-call-parser", tool, TOOL_FORMATS, texts)
+    calls = _choose("--tool-call-parser", tool, TOOL_FORMATS, texts)
+    in_words = bool(templates) and not shows_tools(templates) and calls in (None, json_objects.HERMES)
+    if in_words and tool == AUTO:
+        calls = json_objects.HERMES
     return Parsers(
         calls,
         _choose("--reasoning-parser", reasoning, REASONING_FORMATS, texts),
         _wire(calls, texts),
-        in_words,
+        in_words and calls is not None,
         bool(templates) and not shows_calls(templates),
         wants_short_ids(templates),
     )
