@@ -85,6 +85,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     )
     add("--max-log-len", type=int, metavar="N", help="characters of a prompt that are logged (default: all)")
     add("--disable-metrics", action="store_true", help="no /metrics")
+    add("--disable-web-page", action="store_true", help="no page at /")
     add("--disable-fastapi-docs", action="store_true", help="no /openapi.json and no /docs")
 
 
@@ -237,5 +238,6 @@ def _options(args: argparse.Namespace) -> Any:
         max_requests=args.max_concurrent_requests,
         docs=not args.disable_fastapi_docs,
         named_tool_finish=args.named_tool_finish,
+        web_page=not args.disable_web_page,
         metrics=not args.disable_metrics,
     )

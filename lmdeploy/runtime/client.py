@@ -298,18 +298,24 @@ class ProcessClient:
             self._link.send(message)
 
     async def _wait_ready(self) -> None:
-        if self._closing:
-            raise EngineDeadError("the server is shutting down")
-        if self._gave_up:
-            raise EngineDeadError(
-                "the engine has failed and could not be started again; see the server's log"
-            )
-        if self._stalled:
-            raise EngineDeadError("the engine does not answer; try again later")
-        try:
-            await asyncio.wait_for(self._ready.wait(), self._ready_timeout)
-        except asyncio.TimeoutError:
-            raise EngineDeadError("the engine is not ready yet; try again later") from None
+        """The engine is ready when this returns: nothing else has run since it was found so."""
+        deadline = asyncio.get_running_loop().time() + self._ready_timeout
+        while True:
+            if self._closing:
+                raise EngineDeadError("the server is shutting down")
+            if self._gave_up:
+                raise EngineDeadError(
+                    "the engine has failed and could not be started again; see the server's log"
+                )
+            if self._stalled:
+                raise EngineDeadError("the engine does not answer; try again later")
+            if self._ready.is_set():
+                return
+            try:
+                left = deadline - asyncio.get_running_loop().time()
+                await asyncio.wait_for(self._ready.wait(), left)
+            except asyncio.TimeoutError:
+                raise EngineDeadError("the engine is not ready yet; try again later") from None
 
     async def _launch(self) -> None:
         ours, theirs = socket.socketpair()

@@ -39,6 +39,7 @@ from lmdeploy.serve.openai.models import get_model, list_models
 from lmdeploy.serve.openai.protocol import Body, ChatBody, CompletionBody
 from lmdeploy.serve.served import Server
 from lmdeploy.serve.transport import json_response
+from lmdeploy.serve.web.pages import Pages
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -46,8 +47,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 def build_app(server: Server) -> ASGIApp:
     """The whole application."""
     options = server.options
-    app: ASGIApp = Admission(_routes(server), server)
-    app = RequestIds(ApiKeys(app, options.api_keys), server.answered)
+    app: ASGIApp = ApiKeys(Admission(_routes(server), server), options.api_keys)
+    if options.web_page:
+        app = Pages(app)
+    app = RequestIds(app, server.answered)
     return CORSMiddleware(
         app,
         allow_origins=options.allow_origins,

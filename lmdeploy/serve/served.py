@@ -46,6 +46,7 @@ class ServerOptions:
     keep_alive: float = 15.0  # silence after which a stream gets a comment line
     docs: bool = True
     named_tool_finish: str = "stop"  # finish_reason of an answer that calls the tool that tool_choice names
+    web_page: bool = True  # at /, for everybody
     metrics: bool = True
 
 

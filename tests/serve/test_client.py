@@ -243,3 +243,16 @@ asyncio.run(main())
     command = [sys.executable, *(["-c", code] if how == "-c" else [str(script)])]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60)
     assert done.stdout == "well\n", done.stderr
+
+
+async def test_requests_that_meet_the_end_of_the_engine_are_told() -> None:
+    """One is submitted at every turn of the event loop around the end: an error or an answer, no silence."""
+    async with engine_client(script="ab") as engine:
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        tasks = []
+        while engine._ready.is_set():
+            tasks.append(asyncio.create_task(tokens_of(engine, request(f"r{len(tasks)}", "x", 2))))
+            await asyncio.sleep(0)
+        for told in await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20):
+            assert told == list(b"ab") or isinstance(told, EngineDeadError)

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from lmdeploy import __version__
 from lmdeploy.errors import LMDeployError, ModelNotServedError
@@ -31,6 +29,7 @@ from lmdeploy.serve.proxy.health import watch
 from lmdeploy.serve.proxy.metrics import metrics
 from lmdeploy.serve.proxy.nodes import Health
 from lmdeploy.serve.transport import json_response
+from lmdeploy.serve.web.pages import Pages
 
 FORWARDED = (
     "/v1/chat/completions",
@@ -50,27 +49,14 @@ FORWARDED = (
 
 def build_app(proxy: Proxy, api_keys: Sequence[str] = ()) -> ASGIApp:
     """The whole application."""
-    app: ASGIApp = RequestIds(ApiKeys(_routes(proxy), api_keys))
+    app: ASGIApp = RequestIds(Pages(ApiKeys(_routes(proxy), api_keys)))
     return CORSMiddleware(
-        _Named(app),
+        app,
         allow_origins=["*"],
         allow_methods=["*"],
         allow_headers=["*"],
         expose_headers=["x-request-id"],
     )
-
-
-class _Named:
-    """Gives a request without an id one, so that the node uses the same."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and "x-request-id" not in Headers(scope=scope):
-            scope = {**scope, "headers": list(scope["headers"])}
-            MutableHeaders(scope=scope)["x-request-id"] = uuid.uuid4().hex
-        await self._app(scope, receive, send)
 
 
 def _routes(proxy: Proxy) -> ASGIApp:

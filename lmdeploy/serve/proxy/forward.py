@@ -22,6 +22,7 @@ from lmdeploy.serve.proxy.events import WholeEvents, broken_off, refused_late
 from lmdeploy.serve.proxy.nodes import Health, Node, Nodes
 from lmdeploy.serve.proxy.routing import Router, Wanted, wanted
 from lmdeploy.serve.proxy.upstream import Answer, Headers, UpstreamError
+from lmdeploy.serve.record import RECORD
 from lmdeploy.serve.transport import while_connected
 
 logger = logging.getLogger("lmdeploy.serve.proxy")
@@ -42,7 +43,7 @@ _OF_CONNECTION = {
     b"transfer-encoding",
     b"upgrade",
 }
-_NOT_SENT = _OF_CONNECTION | {b"host", b"content-length", b"expect"}
+_NOT_SENT = _OF_CONNECTION | {b"host", b"content-length", b"expect", b"x-request-id"}
 _KEYS = {b"authorization", b"x-api-key"}
 _NOT_RETURNED = _OF_CONNECTION | {b"date", b"server", b"x-request-id"}
 
@@ -122,6 +123,8 @@ def _sent_headers(proxy: Proxy, request: Request) -> Headers:
     sent = [(name, value) for name, value in request.headers.raw if name not in left_out]
     if request.client is not None:
         sent.append((b"x-forwarded-for", request.client.host.encode()))
+    if (record := RECORD.get()) is not None:
+        sent.append((b"x-request-id", record.request_id.encode()))
     return [*sent, *proxy.own_headers()]
 
 
