@@ -1,4 +1,4 @@
-"""Tools and reasoning over HTTP: each form of tool_choice, whole and streamed the same (K04, K05, K24, K25)."""
+"""Tools and reasoning over HTTP: each form of tool_choice, whole and streamed alike (K04, K05, K24, K25)."""
 
 from __future__ import annotations
 

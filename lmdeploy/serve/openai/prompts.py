@@ -13,7 +13,6 @@ from lmdeploy.runtime.chat_input import check_template_kwargs
 from lmdeploy.runtime.generate import Frontend
 from lmdeploy.serve.openai.protocol import ChatBody, CompletionBody
 from lmdeploy.serve.openai.tools import ToolUse, tool_use
-from lmdeploy.serve.parsers.explain import with_calls_as_text, with_short_ids, with_tools
 from lmdeploy.serve.served import Served
 
 _OWN_FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
@@ -29,17 +28,12 @@ def chat_prompt(
 ) -> list[int]:
     """Ids of a conversation, with its tools, as the model's template writes it; `use`: the tools, checked.
 
-    Where the template does not know tools or calls, they are put into words first. Raises RequestError.
+    Raises RequestError.
     """
     if not body.truncate_prompt_tokens:
         _check_size(served, sum(len(m["content"]) for m in messages), "messages")
-    tools = (use or tool_use(body.tools, body.tool_choice)).shown
-    if served.parsers.calls_as_text:
-        messages = with_calls_as_text(messages)
-    if served.parsers.short_ids:
-        messages = with_short_ids(messages)
-    if tools and served.parsers.tools_in_words:
-        messages, tools = with_tools(messages, tools), None
+    use = use or tool_use(body.tools, body.tool_choice)
+    messages, tools = served.parsers.fit(messages, use.shown)
     proceed = bool(body.continue_final_message)
     if proceed and messages[-1]["role"] != "assistant":
         raise InvalidValueError(

@@ -13,7 +13,14 @@ from typing import Any
 from lmdeploy.errors import ConfigError
 from lmdeploy.serve.parsers import harmony
 from lmdeploy.serve.parsers.base import Parser, Part, Text
-from lmdeploy.serve.parsers.explain import shows_calls, shows_tools, wants_short_ids
+from lmdeploy.serve.parsers.explain import (
+    shows_calls,
+    shows_tools,
+    wants_short_ids,
+    with_calls_as_text,
+    with_short_ids,
+    with_tools,
+)
 from lmdeploy.serve.parsers.forced import HERMES as HERMES_WIRE
 from lmdeploy.serve.parsers.forced import WIRES, Wire
 from lmdeploy.serve.parsers.reasoning import think
@@ -81,6 +88,18 @@ class Parsers:
         words = " (explained in words: the chat template has no tools)" if self.tools_in_words else ""
         reasoning = self.reasoning.names[0] if self.reasoning is not None else "not told apart"
         return f"tool calls: {tool}{words}; reasoning: {reasoning}"
+
+    def fit(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None
+    ) -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]] | None]:
+        """Messages and tools as the chat template can take them: what it does not know is put into words."""
+        if self.calls_as_text:
+            messages = with_calls_as_text(messages)
+        if self.short_ids:
+            messages = with_short_ids(messages)
+        if tools and self.tools_in_words:
+            return with_tools(messages, tools), None
+        return messages, tools
 
     def opens_reasoning(self, prompt_end: str) -> str | None:
         """The mark that ends the reasoning in which an answer to this prompt begins; None where none does."""
