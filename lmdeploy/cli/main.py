@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from lmdeploy import __version__
-from lmdeploy.cli import chat, check_env, convert, lite, serve
+from lmdeploy.cli import chat, check_env, convert, lite, prompt, serve
 from lmdeploy.cli.flags import normalise
 from lmdeploy.errors import ConfigError, LMDeployError, shorten
 
@@ -26,6 +26,7 @@ _COMMANDS = {
     "serve": serve,
     "convert": convert,
     "lite": lite,
+    "prompt": prompt,
     "check_env": check_env,
     "check-env": check_env,
 }

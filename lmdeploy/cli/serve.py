@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from lmdeploy.serve.served import Served
 
 _ABSENT_FLAGS = {
-    "tool_call_parser": "this version does not parse tool calls",
-    "reasoning_parser": "this version does not separate reasoning from the answer",
     "allowed_media_domains": "models here read text only",
     "vision_max_batch_size": "models here read text only",
     "allow_terminate_by_client": "stop the server with SIGTERM or Ctrl-C",
@@ -150,6 +148,24 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         metavar="SOURCE",
         help="sampling defaults: auto (the model's), lmdeploy (none) or a folder (default: auto)",
     )
+    add(
+        "--tool-call-parser",
+        default="auto",
+        metavar="NAME",
+        help="how tool calls are read: auto (as the chat template writes them), none or a format's name",
+    )
+    add(
+        "--reasoning-parser",
+        default="auto",
+        metavar="NAME",
+        help="how reasoning is told from the answer: auto, none or a format's name",
+    )
+    add(
+        "--named-tool-finish",
+        default="stop",
+        choices=("stop", "tool_calls"),
+        help="finish_reason of an answer that calls the tool named by tool_choice (default: stop)",
+    )
     add("--trust-remote-code", action="store_true", help="no effect: code of a model is never run")
 
 
@@ -243,6 +259,7 @@ def _served(model: argparse.Namespace, config: RuntimeConfig) -> Served:
     from lmdeploy.runtime.client import ProcessClient
     from lmdeploy.runtime.generate import load_frontend
     from lmdeploy.runtime.messages import Recipe
+    from lmdeploy.serve.parsers.select import choose
     from lmdeploy.serve.served import SAMPLING_DEFAULTS, Served
 
     frontend = load_frontend(
@@ -254,6 +271,8 @@ def _served(model: argparse.Namespace, config: RuntimeConfig) -> Served:
         generation_config=model.generation_config,
     )
     print(_sampling_line(frontend.sampling_defaults, SAMPLING_DEFAULTS), end="", flush=True)
+    parsers = choose(model.tool_call_parser, model.reasoning_parser, frontend.chat_template.texts)
+    print(parsers.line, flush=True)
     recipe = Recipe.of("lmdeploy.runtime.build:build_engine", config)
     client = ProcessClient(recipe, stalled_step=model.stall_timeout)
     return Served(
@@ -263,6 +282,7 @@ def _served(model: argparse.Namespace, config: RuntimeConfig) -> Served:
         tuple(model.model_name),
         model.max_log_len,
         log_prompts=model.access_log_prompts,
+        parsers=parsers,
         about=about(config),
         by_path=model.by_path,
     )
@@ -305,6 +325,7 @@ def _options(args: argparse.Namespace) -> Any:
         max_requests=args.max_concurrent_requests,
         docs=not args.disable_fastapi_docs,
         abort_handling=args.enable_abort_handling,
+        named_tool_finish=args.named_tool_finish,
         web_page=not args.disable_web_page,
         metrics=not args.disable_metrics,
         max_body=args.max_body_size,

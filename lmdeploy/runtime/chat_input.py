@@ -59,7 +59,7 @@ def _message(message: Any, path: str) -> dict[str, Any]:
     out["content"] = _content(message.get("content"), f"{path}.content", optional=bool(calls))
     if calls:
         out["tool_calls"] = calls
-    _check_texts(out, path)
+    check_texts(out, path)
     return out
 
 
@@ -84,11 +84,11 @@ def check_template_kwargs(given: Any, refused: Collection[str] = ("messages",)) 
                 f"Invalid value for '{name}.{key}': must be of type {kind.__name__}, got {shorten(value)}.",
                 param=f"{name}.{key}",
             )
-    _check_texts(given, name)
+    check_texts(given, name)
     return dict(given)
 
 
-def _check_texts(value: Any, path: str, depth: int = 0) -> None:
+def check_texts(value: Any, path: str, depth: int = 0) -> None:
     """Every text within, keys too, can be written as UTF-8; what is nested without end is refused."""
     if depth > _DEEPEST:
         raise InvalidValueError(
@@ -100,10 +100,10 @@ def _check_texts(value: Any, path: str, depth: int = 0) -> None:
         for key, item in value.items():
             if isinstance(key, str):
                 check_text(key, f"a name in {path}")
-            _check_texts(item, f"{path}.{key}", depth + 1)
+            check_texts(item, f"{path}.{key}", depth + 1)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            _check_texts(item, f"{path}[{index}]", depth + 1)
+            check_texts(item, f"{path}[{index}]", depth + 1)
 
 
 def _content(content: Any, path: str, optional: bool) -> str:

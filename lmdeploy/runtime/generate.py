@@ -228,15 +228,20 @@ class _Released:
 
 
 class Choice:
-    """Text of one answer, fed with its events in order; how tokens are cut into events does not matter."""
+    """Text of one answer, fed with its events in order; how tokens are cut into events does not matter.
 
-    def __init__(self, frontend: Frontend, config: GenerationConfig) -> None:
+    printed: control tokens that are text whatever `skip_special_tokens` says.
+    """
+
+    def __init__(
+        self, frontend: Frontend, config: GenerationConfig, printed: frozenset[int] = frozenset()
+    ) -> None:
         self.finished = False
         self.generated = 0  # tokens the engine produced for this answer, the one that ended it included
         self._config = config
         self._control_stops = frontend.control_stops(config)
         words = [w for w in frontend.stop_words(config) if w not in self._control_stops.values()]
-        self._detokenizer = Detokenizer(frontend.tokenizer, config.skip_special_tokens)
+        self._detokenizer = Detokenizer(frontend.tokenizer, config.skip_special_tokens, printed)
         self._stops = StopStrings(words, config.include_stop_str_in_output) if words else None
         self._decoded = 0  # characters decoded so far
         self._out = 0  # characters released so far

@@ -57,6 +57,7 @@ class Usage:
     cached: int
     drafted: int
     accepted: int
+    reasoning: int = 0  # of the completion
 
     def body(self) -> dict[str, object]:
         return {
@@ -65,7 +66,7 @@ class Usage:
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
             "completion_tokens_details": {
-                "reasoning_tokens": 0,
+                "reasoning_tokens": self.reasoning,
                 "accepted_prediction_tokens": self.accepted,
                 "rejected_prediction_tokens": self.drafted - self.accepted,
             },

@@ -23,6 +23,7 @@ from lmdeploy.runtime.generate import Frontend
 from lmdeploy.runtime.memory_plan import MAX_BODIES
 from lmdeploy.serve.binding import Watch
 from lmdeploy.serve.keys import Keys
+from lmdeploy.serve.parsers.select import Parsers
 from lmdeploy.serve.record import RECORD, Record
 from lmdeploy.serve.request_times import RequestTimes
 from lmdeploy.serve.running import Running
@@ -48,6 +49,7 @@ class ServerOptions:
     keep_alive: float = 15.0  # silence after which a stream gets a comment line
     docs: bool = True
     abort_handling: bool = False  # clients may end requests by name
+    named_tool_finish: str = "stop"  # finish_reason of an answer that calls the tool that tool_choice names
     web_page: bool = True  # at /, for everybody
     metrics: bool = True
 
@@ -96,6 +98,7 @@ class Served:
     extra_names: tuple[str, ...] = ()
     log_len: int | None = None
     log_prompts: bool = False
+    parsers: Parsers = field(default_factory=Parsers)  # of tool calls and reasoning in answers
     about: Mapping[str, str] = field(default_factory=dict)
     by_path: bool = True
     created: int = field(default_factory=lambda: int(time.time()))

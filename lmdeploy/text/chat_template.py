@@ -29,9 +29,9 @@ Override = str | Path | Mapping[str, Any]
 class ChatTemplate:
     """Made by `load_chat_template`. Safe to use from several threads.
 
-    templates: name -> Jinja source; "default" serves all but requests with tools where there is a "tool_use".
-    variables: what the template sees besides the messages. stop_words: end an answer as the template's owner
-    wishes. adds_bos: the template leaves the begin marker to the tokenizer.
+    templates, kept as `texts`: name -> Jinja source; "default" serves all but requests with tools where there
+    is a "tool_use". variables: what the template sees besides the messages. stop_words: end an answer as the
+    template's owner wishes. adds_bos: the template leaves the begin marker to the tokenizer.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class ChatTemplate:
         self.source, self.stop_words = source, tuple(stop_words)
         self._tokenizer, self._adds_bos = tokenizer, adds_bos
         self._variables = {**tokenizer.named_tokens, **(variables or {})}
+        self.texts = dict(templates)
         self.text = templates.get("default") or next(iter(templates.values()), None)
         self._templates = {name: _compile(text, source) for name, text in templates.items()}
         self._guard = _Guard(tokenizer) if tokenizer.special_pattern is not None else None

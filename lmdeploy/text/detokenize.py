@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 class Detokenizer:
     """Text of one growing sequence of output ids."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, printed: frozenset[int] = frozenset()
+    ) -> None:
+        """printed: control tokens that are text all the same."""
         self._bytes = tokenizer.token_bytes
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = tokenizer.special_ids - printed if skip_special_tokens else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         # Sentencepiece vocabularies write the space before a word into the word; the text's first one is no
         # part of the text.

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import openai
-from byte_model import make_frontend
+from byte_model import CHATML, make_frontend
 from openai_schemas import check_response
 from serve_engine import FACTORY
 
@@ -18,6 +18,7 @@ from lmdeploy.engine.request import Request
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.messages import Recipe
 from lmdeploy.serve.app import build_app
+from lmdeploy.serve.parsers.select import choose
 from lmdeploy.serve.served import SAMPLING_DEFAULTS, Served, Server, ServerOptions
 
 MODEL = "./models/byte-model"
@@ -73,9 +74,12 @@ async def api(
     session_len: int = 512,
     options: ServerOptions | None = None,
     defaults: dict[str, float] | None = None,
+    template: str = CHATML,
+    parsers: tuple[str, str] = ("none", "none"),
     **config: Any,
 ) -> AsyncIterator[Api]:
-    """An Api whose model answers with `script`; "$" stands for its end."""
+    """An Api whose model answers with `script`; "$" stands for its end. parsers: of tools and reasoning."""
     async with engine_client(script=script, **config) as client:
-        frontend = make_frontend(session_len, defaults={**SAMPLING_DEFAULTS, **(defaults or {})})
-        yield Api(Server((Served(frontend, client, MODEL),), options or ServerOptions()))
+        frontend = make_frontend(session_len, template, {**SAMPLING_DEFAULTS, **(defaults or {})})
+        served = Served(frontend, client, MODEL, parsers=choose(*parsers, frontend.chat_template.texts))
+        yield Api(Server((served,), options or ServerOptions()))

@@ -17,6 +17,8 @@ class Seen:
     """What a stream said, by choice."""
 
     text: dict[int, str] = field(default_factory=lambda: defaultdict(str))
+    reasoning: dict[int, str] = field(default_factory=lambda: defaultdict(str))
+    calls: dict[int, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
     finish: dict[int, str] = field(default_factory=dict)
     stop_reason: dict[int, Any] = field(default_factory=dict)
     logprobs: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
@@ -80,7 +82,7 @@ def _take(seen: Seen, chunk: dict[str, Any], kind: str, usage: bool) -> None:
         text = choice["text"]
         assert text or choice["finish_reason"] or choice["logprobs"] or choice.get("token_ids")
     else:
-        text = _delta_text(choice, new)
+        text = _delta_text(seen, choice, new)
     seen.text[index] += text
     if choice["logprobs"]:
         seen.logprobs[index].append(choice["logprobs"])
@@ -90,8 +92,15 @@ def _take(seen: Seen, chunk: dict[str, Any], kind: str, usage: bool) -> None:
         seen.stop_reason[index] = choice["stop_reason"]
 
 
-def _delta_text(choice: dict[str, Any], new: bool) -> str:
+def _delta_text(seen: Seen, choice: dict[str, Any], new: bool) -> str:
     delta = choice["delta"]
+    if set(delta) == {"reasoning_content", "reasoning"}:
+        assert delta["reasoning"] == delta["reasoning_content"] != ""
+        seen.reasoning[choice["index"]] += delta["reasoning"]
+        return ""
+    if set(delta) == {"tool_calls"}:
+        _take_calls(seen.calls[choice["index"]], delta["tool_calls"])
+        return ""
     if new:
         assert delta == {"role": "assistant", "content": ""}
     else:
@@ -101,6 +110,20 @@ def _delta_text(choice: dict[str, Any], new: bool) -> str:
     elif not new:
         assert delta["content"] or choice["logprobs"] or choice.get("token_ids")
     return str(delta.get("content", ""))
+
+
+def _take_calls(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]) -> None:
+    """id, type and name come once, with the first delta of a call; then only arguments."""
+    (delta,) = deltas
+    if delta["index"] == len(calls):
+        assert set(delta) == {"index", "id", "type", "function"}
+        assert (delta["type"], delta["function"]["arguments"]) == ("function", "")
+        calls.append({"id": delta["id"], "type": "function", "function": dict(delta["function"])})
+    else:
+        assert set(delta) == {"index", "function"}
+        assert set(delta["function"]) == {"arguments"}
+        assert delta["index"] == len(calls) - 1
+        calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
 
 
 def check_error(body: dict[str, Any]) -> None:

@@ -26,9 +26,10 @@ def make_answer(
     choice: int = 0,
     prompt_logprobs: int | None = None,
     grammar: Grammar | None = None,
+    printed: frozenset[int] = frozenset(),
 ) -> Answer:
     """`param` names the field that held the prompt, `choice` numbers the answers to it. `grammar` stands
-    where the body asks for none.
+    before the one the body asks for; `printed` are control tokens whose text is wanted.
 
     Raises RequestError.
     """
@@ -43,9 +44,9 @@ def make_answer(
             (n for n in (body.prompt_logprobs, prompt_logprobs) if n is not None), default=None
         ),
         streams=bool(body.stream),
-        grammar=body.grammar or grammar,
+        grammar=grammar or body.grammar,
     )
-    return Answer(index, request, Choice(served.frontend, config))
+    return Answer(index, request, Choice(served.frontend, config, printed))
 
 
 def prompt_logprobs(

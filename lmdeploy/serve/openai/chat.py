@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -20,7 +20,9 @@ from lmdeploy.serve.openai.answers import make_answer, prompt_logprobs
 from lmdeploy.serve.openai.logprobs import chat_logprobs
 from lmdeploy.serve.openai.prompts import check_cut, conversation
 from lmdeploy.serve.openai.protocol import ChatBody, parse_body
+from lmdeploy.serve.openai.reading import Reading, prompt_end
 from lmdeploy.serve.openai.streaming import ChunkStream
+from lmdeploy.serve.openai.tools import tool_use
 from lmdeploy.serve.parsers.answer import Message, PartStream, Said, collect
 from lmdeploy.serve.parsers.base import Part, Reasoning, Text, ToolStart
 from lmdeploy.serve.served import Reply, Served, Server
@@ -67,7 +69,8 @@ class Chat:
 
     def usage(self) -> Usage:
         """Token counts so far."""
-        return self.generation.usage()
+        reasoning = sum(stream.reasoning_tokens for stream in self.streams)
+        return replace(self.generation.usage(), reasoning=reasoning)
 
 
 def prepare_chat(server: Server, body: ChatBody) -> Chat:
@@ -76,16 +79,29 @@ def prepare_chat(server: Server, body: ChatBody) -> Chat:
     check_cut(served, body)
     limit = body.max_completion_tokens or body.max_tokens
     config = body.generation_config(limit, (body.top_logprobs or 0) if body.logprobs else None)
-    ids, param = conversation(served, body)
+    use = tool_use(body.tools, body.tool_choice)
+    ids, param = conversation(served, body, use)
+    reading = Reading(served, body, use, prompt_end(served, ids, body), server.options.named_tool_finish)
+    more: dict[str, Any] = {"param": param, "grammar": reading.grammar(), "printed": reading.printed}
     body.messages = body.input_ids = None  # a long text is not kept while its answer is made
     answers = [
-        make_answer(served, body, config, ids, param=param, index=index, choice=index)
+        make_answer(
+            served,
+            body,
+            config,
+            ids,
+            param=param,
+            index=index,
+            choice=index,
+            grammar=grammar,
+            printed=printed,
+        )
         for index in range(body.choices)
     ]
     generation = Generation(served.client, answers, body.choices, server.running, body.names())
     reply = served.reply("chatcmpl", model, body.request_id)
     served.log_prompt(reply.id, ids)
-    return Chat(served, body, reply, generation, [PartStream() for _ in answers])
+    return Chat(served, body, reply, generation, [reading.stream() for _ in answers])
 
 
 async def chat_completions(server: Server, request: Request) -> Response:

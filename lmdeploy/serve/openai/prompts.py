@@ -12,6 +12,7 @@ from lmdeploy.errors import ContextLengthError, InvalidValueError, shorten
 from lmdeploy.runtime.chat_input import check_template_kwargs, normalise_messages
 from lmdeploy.runtime.generate import Frontend
 from lmdeploy.serve.openai.protocol import ChatBody, CompletionBody, GenerationBody
+from lmdeploy.serve.openai.tools import ToolUse, tool_use
 from lmdeploy.serve.served import Served
 
 _OWN_FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
@@ -30,8 +31,8 @@ _TEMPLATE_FIELDS = (
 )
 
 
-def conversation(served: Served, body: ChatBody) -> tuple[list[int], str]:
-    """Ids of a chat request, and the field they are from. Raises RequestError.
+def conversation(served: Served, body: ChatBody, use: ToolUse | None = None) -> tuple[list[int], str]:
+    """Ids of a chat request, and the field they are from; `use`: its tools, checked. Raises RequestError.
 
     That is messages as the model's template writes them; or, as LMDeploy has it, a text in their place or ids
     beside none, which are taken as they are.
@@ -39,7 +40,8 @@ def conversation(served: Served, body: ChatBody) -> tuple[list[int], str]:
     if not isinstance(body.messages, str) and body.input_ids is None:
         if body.do_preprocess is False:
             raise InvalidValueError("'do_preprocess': false needs 'messages' as text.", param="do_preprocess")
-        return chat_prompt(served, body, normalise_messages(body.messages)), "messages"
+        body.messages = normalise_messages(body.messages)
+        return chat_prompt(served, body, body.messages, use), "messages"
     param = "messages" if body.input_ids is None else "input_ids"
     if param == "input_ids" and body.messages:
         raise InvalidValueError("'input_ids' needs empty 'messages'.", param=param)
@@ -53,10 +55,20 @@ def conversation(served: Served, body: ChatBody) -> tuple[list[int], str]:
     return shorten_prompt(ids, body.truncate_prompt_tokens), param
 
 
-def chat_prompt(served: Served, body: ChatBody, messages: Sequence[dict[str, Any]]) -> list[int]:
-    """Ids of a conversation as the model's template writes it. Raises RequestError."""
+def chat_prompt(
+    served: Served,
+    body: ChatBody,
+    messages: Sequence[dict[str, Any]],
+    use: ToolUse | None = None,
+) -> list[int]:
+    """Ids of a conversation, with its tools, as the model's template writes it; `use`: the tools, checked.
+
+    Raises RequestError.
+    """
     if not body.truncate_prompt_tokens:
         _check_size(served, sum(len(m["content"]) for m in messages), "messages")
+    use = use or tool_use(body.tools, body.tool_choice)
+    messages, tools = served.parsers.fit(messages, use.shown)
     proceed = bool(body.continue_final_message)
     if proceed and messages[-1]["role"] != "assistant":
         raise InvalidValueError(
@@ -73,6 +85,7 @@ def chat_prompt(served: Served, body: ChatBody, messages: Sequence[dict[str, Any
         extra["enable_thinking"] = body.enable_thinking
     ids = served.frontend.chat_ids(
         messages,
+        tools=tools,
         add_generation_prompt=body.add_generation_prompt is not False and not proceed,
         continue_final_message=proceed,
         **extra,

@@ -238,6 +238,8 @@ class ChatBody(GenerationBody):
     documents: list[Any] | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: StrictBool | None = None
+    separate_reasoning: StrictBool | None = None
     add_special_tokens: StrictBool | None = None
 
     def check(self) -> None:
@@ -249,13 +251,6 @@ class ChatBody(GenerationBody):
                 "'continue_final_message' and 'add_generation_prompt' cannot both be true.",
                 param="continue_final_message",
             )
-        if self.tools and self.tool_choice != "none":
-            raise RequestError(
-                "'tools' are not supported by this server; leave them out or set 'tool_choice' to \"none\".",
-                param="tools",
-            )
-        if not self.tools and self.tool_choice not in (None, "none", "auto"):
-            raise InvalidValueError("'tool_choice' is given without 'tools'.", param="tool_choice")
 
 
 class CompletionBody(GenerationBody):

@@ -5,7 +5,7 @@ Stands between the text of `runtime.generate` and the protocols, which all read 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from lmdeploy.engine.request import TokenLogprobs
@@ -50,27 +50,63 @@ class Message:
     stop_reason: str | int | None = None
 
 
+class _Thought:
+    """Counts the tokens of the reasoning: as many, from the answer's beginning, as have its bytes."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []  # not counted yet
+        self._missing = 0  # bytes of reasoning that no counted token covers
+        self._over = False  # something else than reasoning has come
+        self.tokens = 0
+
+    def add(self, parts: Iterable[Part], ids: Iterable[int], token_bytes: Callable[[int], bytes]) -> None:
+        if self._over and self._missing <= 0:
+            return
+        self._ids += ids
+        self._missing += sum(len(p.text.encode()) for p in parts if isinstance(p, Reasoning))
+        self._over = self._over or any(not isinstance(p, Reasoning) for p in parts)
+        count = 0
+        while self._missing > 0 and count < len(self._ids):
+            self._missing -= len(token_bytes(self._ids[count]))
+            count += 1
+        self.tokens += count
+        del self._ids[:count]
+
+
 class PartStream:
     """Parts of one answer, fed with its deltas in order.
 
-    parser: None lets all text through. calls_end: the finish_reason of an answer that stopped after calls.
-    one_call: calls after the first are left out.
+    parser: None lets all text through. token_bytes: the bytes of a token, for the count of reasoning tokens.
+    calls_end: the finish_reason of an answer that stopped after calls. one_call: calls after the first are
+    left out.
     """
 
     def __init__(
-        self, parser: Parser | None = None, calls_end: str = "tool_calls", one_call: bool = False
+        self,
+        parser: Parser | None = None,
+        token_bytes: Callable[[int], bytes] | None = None,
+        calls_end: str = "tool_calls",
+        one_call: bool = False,
     ) -> None:
         self._parser = parser
+        self._token_bytes = token_bytes
+        self._thought = _Thought()
         self._calls_end = calls_end
         self._one_call = one_call
         self._called = False
         self._ids: list[int] = []  # of text that the parser holds back, as the next ones
         self._logprobs: list[TokenLogprobs] = []
 
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._thought.tokens
+
     def feed(self, delta: Delta) -> Said:
         """The parts this delta completes. After a finish_reason it must not be called again."""
         ended = delta.finish_reason is not None
         parts = self._parts(delta.text, ended)
+        if self._parser is not None and self._token_bytes is not None:
+            self._thought.add(parts, delta.token_ids, self._token_bytes)
         self._ids += delta.token_ids
         self._logprobs += delta.logprobs[:-1] if delta.silent_stop is not None else delta.logprobs
         if not parts and not ended and delta.text:
