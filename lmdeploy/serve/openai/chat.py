@@ -85,17 +85,7 @@ def prepare_chat(server: Server, body: ChatBody) -> Chat:
     more: dict[str, Any] = {"param": param, "grammar": reading.grammar(), "printed": reading.printed}
     body.messages = body.input_ids = None  # a long text is not kept while its answer is made
     answers = [
-        make_answer(
-            served,
-            body,
-            config,
-            ids,
-            param=param,
-            index=index,
-            choice=index,
-            grammar=grammar,
-            printed=printed,
-        )
+        make_answer(served, body, config, ids, index=index, choice=index, **more)
         for index in range(body.choices)
     ]
     generation = Generation(served.client, answers, body.choices, server.running, body.names())
