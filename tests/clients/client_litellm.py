@@ -1,4 +1,4 @@
-"""litellm: both of its ways to a server of this kind, tools, reasoning, text completion, classes of errors."""
+"""litellm: both of its ways to such a server, tools, reasoning, text completion, classes of errors."""
 
 from __future__ import annotations
 
