@@ -284,6 +284,15 @@ class GenerationConfig:
     bad_words: Sequence[str] | None = _field(None, "words never generated, one token each", kind="words")
     stop_token_ids: Sequence[int] | None = _field(None, "token ids that end the answer", kind="ids")
     bad_token_ids: Sequence[int] | None = _field(None, "token ids never generated", kind="ids")
+    allowed_token_ids: Sequence[int] | None = _field(
+        None, "the only token ids that may be generated", kind="ids"
+    )
+    repetition_ngram_size: int = _field(
+        0, "end the answer when its last n tokens have come too often; 0: off", kind=int, low=0, high=1024
+    )
+    repetition_ngram_threshold: int = _field(
+        0, "how often, within the last 1024 tokens of the answer; 0: off", kind=int, low=0, high=1024
+    )
     include_stop_str_in_output: bool = _field(False, "keep the matched stop word in the text", kind=bool)
     skip_special_tokens: bool = _field(True, "leave control tokens out of the text", kind=bool)
     logprobs: int | None = _field(
@@ -303,8 +312,6 @@ class GenerationConfig:
     logits_processors: Sequence[Any] | None = _fixed(
         None, "logits never leave the engine; use logit_bias", [], ()
     )
-    repetition_ngram_size: int = _fixed(0, "use repetition_penalty or frequency_penalty")
-    repetition_ngram_threshold: int = _fixed(0, "use repetition_penalty or frequency_penalty")
     return_ppl: bool = _fixed(False, "use pipeline.get_ppl")
     with_cache: bool = _fixed(False, _ONE_MACHINE)
     preserve_cache: bool = _fixed(False, _ONE_MACHINE)

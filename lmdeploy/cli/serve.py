@@ -31,7 +31,6 @@ _ABSENT_FLAGS = {
     "allowed_media_domains": "models here read text only",
     "vision_max_batch_size": "models here read text only",
     "allow_terminate_by_client": "stop the server with SIGTERM or Ctrl-C",
-    "enable_abort_handling": "a request is stopped by closing its connection",
 }
 
 
@@ -86,6 +85,11 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--log-level", default="WARNING", metavar="LEVEL", help="REQUEST also logs prompts (default: WARNING)"
     )
     add("--max-log-len", type=int, metavar="N", help="characters of a prompt that are logged (default: all)")
+    add(
+        "--enable-abort-handling",
+        action="store_true",
+        help="/abort_request ends requests by their request_id or session_id, anybody's",
+    )
     add("--disable-metrics", action="store_true", help="no /metrics")
     add("--disable-web-page", action="store_true", help="no page at /")
     add("--disable-fastapi-docs", action="store_true", help="no /openapi.json and no /docs")
@@ -215,6 +219,7 @@ def _options(args: argparse.Namespace) -> Any:
         allow_credentials=args.allow_credentials,
         max_requests=args.max_concurrent_requests,
         docs=not args.disable_fastapi_docs,
+        abort_handling=args.enable_abort_handling,
         web_page=not args.disable_web_page,
         metrics=not args.disable_metrics,
     )

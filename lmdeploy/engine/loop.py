@@ -87,7 +87,7 @@ class Engine:
             return
         self._arrivals += 1
         seq = self._live[name] = Sequence(request, self._arrivals)
-        update_bias(seq)
+        update_bias(seq, self._caps.vocab_size)
         self._scheduler.add(seq)
 
     def _check_queue(self) -> None:
@@ -240,7 +240,7 @@ class Engine:
         request = seq.request
         seq.append_token(token)
         if seq.bias is not None:
-            update_bias(seq)
+            update_bias(seq, self._caps.vocab_size)
         self._totals.generated_tokens += 1
         event.token_ids += (token,)
         if request.sampling.logprobs is not None:
@@ -249,7 +249,7 @@ class Engine:
             row = result.logits[sample][None]
             event.logits = row if event.logits is None else np.concatenate([event.logits, row])
         event.finish_reason = finish_reason(seq, self._capacity)
-        if event.finish_reason == "stop":
+        if event.finish_reason == "stop" and token in request.stop_ids:
             event.stop_id = token
 
     def _fail(self, seq: Sequence, reason: str) -> TokenEvent:

@@ -32,7 +32,20 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # output only
     seed: int = 0  # unsigned 64 bit; the draw depends on (seed, number of tokens generated so far) only
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias); -inf bans
+    allowed_ids: tuple[int, ...] | None = None  # all other ids are banned
     logprobs: int | None = None  # None: none; k >= 0: of the chosen token and the k most likely ones
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the text of an answer must be. Equal grammars are compiled once.
+
+    `text`: a JSON Schema; a regular expression for the whole answer; or a Lark grammar with the extensions of
+    llguidance.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,9 @@ class Request:
     prompt_logprobs: int | None = (
         None  # score the prompt: log-probability of each prompt token, top-k beside it
     )
+    repetition: tuple[int, int] | None = None  # (n, times): end when the last n tokens have come so often
     want_logits: bool = False  # return the raw logits of each generated token (float32 [vocab])
+    grammar: Grammar | None = None  # the answer is a text of it and ends where it must
     streams: bool = False  # somebody reads along: prompts beside it are computed in small pieces
     priority: int = 0  # smaller ones go first, and take the place of larger ones where there is too little
     account: str = ""  # whom it is counted for: accounts that wait are served equally

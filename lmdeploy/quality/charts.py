@@ -1,4 +1,7 @@
-"""Small charts as SVG text for the report: bars side by side and lines. Colours come from the page."""
+"""Small charts as SVG text for the report: bars side by side and lines.
+
+The page says which colour number a name has, the same in every chart; the colours themselves are its style.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,12 @@ from html import escape
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 720, 260, 64, 34, 12
 
 
-def bars(title: str, labels: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> str:
+def bars(
+    title: str,
+    labels: Sequence[str],
+    series: Mapping[str, Sequence[float | None]],
+    colours: Mapping[str, int],
+) -> str:
     """Of each label one bar for each series; None is left out."""
     top = _nice(max((v for values in series.values() for v in values if v is not None), default=0.0))
     parts = [_axis([0, top / 2, top], lambda v: _y(v / top))]
@@ -26,13 +34,13 @@ def bars(title: str, labels: Sequence[str], series: Mapping[str, Sequence[float 
             height = _HEIGHT - _BOTTOM - y
             told = escape(f"{name}, {label}: {value:.4g}")
             parts.append(
-                f'<rect class="c{j % 6}" x="{x:.1f}" y="{y:.1f}" width="{width - 2:.1f}"'
+                f'<rect class="c{colours[name]}" x="{x:.1f}" y="{y:.1f}" width="{width - 2:.1f}"'
                 f' height="{max(height, 0.5):.1f}"><title>{told}</title></rect>'
             )
-    return _framed(title, parts, list(series))
+    return _framed(title, parts, {name: colours[name] for name in series})
 
 
-def lines(title: str, series: Mapping[str, Sequence[float]]) -> str:
+def lines(title: str, series: Mapping[str, Sequence[float]], colours: Mapping[str, int]) -> str:
     """Values by index on a logarithmic scale; values of 0 are drawn at its foot."""
     values = [v for one in series.values() for v in one if v > 0]
     low = math.floor(math.log10(min(values))) if values else -1
@@ -42,16 +50,15 @@ def lines(title: str, series: Mapping[str, Sequence[float]]) -> str:
     step = (_WIDTH - _LEFT - 16) / max(count - 1, 1)
     for i in range(0, count, max(1, count // 12)):
         parts.append(_text(_LEFT + i * step, _HEIGHT - _BOTTOM + 16, str(i), "middle"))
-    for j, (name, one) in enumerate(series.items()):
+    for name, one in series.items():
         points = [(_LEFT + i * step, _y(_place(v, low, high))) for i, v in enumerate(one)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<polyline class="l{j % 6}" points="{path}"/>')
+        parts.append(f'<polyline class="l{colours[name]}" points="{path}"/>')
         for i, ((x, y), v) in enumerate(zip(points, one, strict=True)):
             told = escape(f"{name}, layer {i}: {v:.4g}")
-            parts.append(
-                f'<circle class="c{j % 6}" cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{told}</title></circle>'
-            )
-    return _framed(title, parts, list(series))
+            dot = f'<circle class="c{colours[name]}" cx="{x:.1f}" cy="{y:.1f}" r="3">'
+            parts.append(f"{dot}<title>{told}</title></circle>")
+    return _framed(title, parts, {name: colours[name] for name in series})
 
 
 def _place(value: float, low: int, high: int) -> float:
@@ -83,11 +90,11 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(shown)}</text>'
 
 
-def _framed(title: str, parts: Sequence[str], names: Sequence[str]) -> str:
-    legend = "".join(f'<span class="key k{i % 6}">{escape(name)}</span>' for i, name in enumerate(names))
+def _framed(title: str, parts: Sequence[str], colours: Mapping[str, int]) -> str:
+    legend = "".join(f'<span class="key k{i}">{escape(name)}</span>' for name, i in colours.items())
     return (
-        f"<figure><figcaption>{escape(title)}<br>{legend}</figcaption>"
+        f'<figure><figcaption>{escape(title)}<br>{legend}</figcaption><div class="wide">'
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
         + "".join(parts)
-        + "</svg></figure>"
+        + "</svg></div></figure>"
     )

@@ -20,8 +20,10 @@ color:var(--fg)}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .7rem;border-bottom:1px solid var(--line);text-align:right;vertical-align:top}
+th,td{white-space:nowrap}td.long{white-space:normal;overflow-wrap:anywhere;text-align:left}
 th:first-child,td:first-child,.words{text-align:left}th{color:var(--soft);font-weight:600}
-figure{margin:1.2rem 0;max-width:46rem}figcaption{color:var(--soft)}svg{width:100%;height:auto}
+figure{margin:1.2rem 0;max-width:46rem}figcaption{color:var(--soft)}
+svg{width:100%;min-width:34rem;height:auto;display:block}
 svg text{font-size:11px;fill:var(--soft)}.grid{stroke:var(--line)}polyline{fill:none;stroke-width:2}
 .key{margin-right:1rem}.key:before{content:"";display:inline-block;width:.7em;height:.7em;margin-right:.35em}
 .warn{border-left:4px solid var(--1);padding:.3rem .8rem;background:var(--box)}
@@ -30,9 +32,11 @@ svg text{font-size:11px;fill:var(--soft)}.grid{stroke:var(--line)}polyline{fill:
 pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:.3rem 0;font:13px/1.45 ui-monospace,monospace}
 details{margin:.35rem 0}summary{cursor:pointer}.soft{color:var(--soft)}
 """
-_COLOURS = "".join(
+_COLOURS = 6
+_QUESTION = 90  # characters of a question in its line
+_CLASSES = "".join(
     f".c{i}{{fill:var(--{i})}}.l{i}{{stroke:var(--{i})}}.k{i}:before{{background:var(--{i})}}"
-    for i in range(6)
+    for i in range(_COLOURS)
 )
 
 
@@ -53,7 +57,7 @@ def page(report: Report) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}{_COLOURS}</style></head><body>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}{_CLASSES}</style></head><body>\n"
         + "\n".join(body)
         + "\n</body></html>\n"
     )
@@ -87,19 +91,20 @@ def _remarks(models: Sequence[ModelFigures]) -> list[str]:
 
 def _charts(report: Report) -> list[str]:
     found, others = [], report.models[1:]
+    colours = {model.name: i % _COLOURS for i, model in enumerate(report.models)}
     domains = [name for name in report.original.texts if name != OVERALL]
     apart = {m.name: [m.texts[d].mean_kl for d in domains] for m in others if not m.kl_refused}
     if apart:
-        found.append(bars("Mean KL from the original by domain, nats", domains, apart))
+        found.append(bars("Mean KL from the original by domain, nats", domains, apart, colours))
     own = {m.name: [layer.own for layer in m.layers] for m in others if m.layers}
     if own:
-        found.append(lines("Error of each layer fed the original's states (relative, squared)", own))
+        found.append(lines("Error of each layer fed the original's states (relative, squared)", own, colours))
         carried = {m.name: [layer.carried for layer in m.layers] for m in others if m.layers}
-        found.append(lines("Error of the states after each layer (relative, squared)", carried))
+        found.append(lines("Error of the states after each layer (relative, squared)", carried, colours))
         sizes = {m.name: [layer.bytes / 1e6 for layer in m.layers] for m in others if m.layers}
         count = len(next(iter(sizes.values())))
         labels = [str(i) if i % max(1, count // 12) == 0 else "" for i in range(count)]
-        found.append(bars("Size of each layer in the files, MB", labels, sizes))
+        found.append(bars("Size of each layer in the files, MB", labels, sizes, colours))
     asked = {m.name: m.behaviours.groups for m in report.models if m.behaviours}
     if asked:
         groups = list(next(iter(asked.values())))
@@ -107,7 +112,7 @@ def _charts(report: Report) -> list[str]:
             name: [100 * one[g].passed / one[g].scored if one[g].scored else None for g in groups]
             for name, one in asked.items()
         }
-        found.append(bars("Right answers, % of those scored by rule", groups, shares))
+        found.append(bars("Right answers, % of those scored by rule", groups, shares, colours))
     return found
 
 
@@ -141,7 +146,10 @@ def _layers(model: ModelFigures) -> str:
 def _answers(report: Report) -> str:
     if not report.items:
         return ""
-    parts = ["<h2>Answers side by side</h2>"]
+    parts = [
+        "<h2>Answers side by side</h2><p>One mark for each model, in the order of the first table:"
+        " ✓ right, ✗ wrong, – not scored by a rule, ↻ repeats itself.</p>"
+    ]
     for i, item in enumerate(report.items):
         asked = [
             (model, answers[i])
@@ -155,7 +163,9 @@ def _answers(report: Report) -> str:
             if model.judged and item.id in model.judged.verdicts
         ]
         marks = " ".join(_mark(answer) for _, answer in asked)
-        told = " · ".join([item.id, marks, *([] if differ else ["same"]), *verdicts])
+        question = " ".join(item.turns[-1].split())
+        shown = question if len(question) <= _QUESTION else question[: _QUESTION - 1] + "…"
+        told = " · ".join([item.id, marks, *([] if differ else ["same"]), *verdicts, shown])
         before = "".join(_message(m["role"], m["content"]) for m in item.before)
         columns = "".join(_column(model.name, item.turns, answer) for model, answer in asked)
         parts.append(
@@ -188,7 +198,7 @@ def _settings(report: Report) -> str:
         told = "; ".join(filter(None, [model.path, model.engine, str(model.made or "")]))
         rows.append([model.name, told])
     cells = "".join(
-        f'<tr><td>{escape(name)}</td><td class="words">{escape(value)}</td></tr>' for name, value in rows
+        f'<tr><td>{escape(name)}</td><td class="long">{escape(value)}</td></tr>' for name, value in rows
     )
     return (
         "<h2>How this was measured</h2><p>Perplexity, KL and agreement: float32, every position of every"

@@ -26,8 +26,10 @@ from lmdeploy.serve.anthropic.protocol import CountBody, MessagesBody
 from lmdeploy.serve.docs_page import docs_page
 from lmdeploy.serve.metrics import metrics
 from lmdeploy.serve.middleware import HEALTH_PATHS, Admission, ApiKeys, RequestIds
+from lmdeploy.serve.native.control import abort_request
 from lmdeploy.serve.native.generate import generate, get_ppl
 from lmdeploy.serve.native.protocol import (
+    AbortBody,
     DetokenizeBody,
     EncodeBody,
     GenerateBody,
@@ -104,6 +106,7 @@ def _native_routes(app: FastAPI, server: Server) -> None:
     _post(app, "/v1/encode", lambda r: encode(server, r), EncodeBody)
     _post(app, "/generate", lambda r: generate(server, r), GenerateBody)
     _post(app, "/get_ppl", lambda r: get_ppl(server, r), PerplexityBody)
+    _post(app, "/abort_request", lambda r: abort_request(server, r), AbortBody)
     for path in ("/v1/embeddings", "/pooling"):
         _post(app, path, lambda r: refuse(server, r), Body)
     if server.options.docs:

@@ -26,6 +26,8 @@ _PROBLEMS = {
     "int_type": "must be an integer",
     "list_type": "must be a list",
     "too_long": "must hold at most {max_length} entries",
+    "too_short": "must hold at least {min_length} entries",
+    "string_pattern_mismatch": "must be printable ASCII text",
 }
 _OUT_OF_RANGE = ("greater_than_equal", "less_than_equal", "less_than", "int_parsing_size")
 _SHOWN = 200  # characters of a client's value that are repeated in a message
@@ -38,6 +40,13 @@ class HttpError(RequestError):
         super().__init__(message)
         self.status = status
         self.code = code
+
+
+class RequestAbortedError(RequestError):
+    """Somebody asked to end the request."""
+
+    status = 499
+    code = "request_aborted"
 
 
 def error_body(error: LMDeployError) -> dict[str, Any]:

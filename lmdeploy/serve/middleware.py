@@ -18,6 +18,7 @@ from lmdeploy.serve.errors import error_response
 from lmdeploy.serve.record import RECORD, Record
 from lmdeploy.serve.served import Server
 
+CONTROL_PATHS = frozenset({"/abort_request", "/sleep", "/wakeup"})
 HEALTH_PATHS = ("/health", "/ping", "/v1/health")
 OPEN_PATHS = frozenset((*HEALTH_PATHS, "/openapi.json", "/docs"))
 _MAX_ID = 128
@@ -105,7 +106,8 @@ def _digest(key: str) -> bytes:
 class Admission:
     """Counts the POST requests that are being answered; refuses more than fit and all while draining.
 
-    A request counts from the end of its body on: whoever does not finish one takes no place from others.
+    What ends requests is let in always. A request counts from the end of its body on: whoever does not finish
+    one takes no place from others.
     """
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
@@ -113,7 +115,7 @@ class Admission:
         self._server = server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in CONTROL_PATHS:
             return await self._app(scope, receive, send)
         refusal = self._refusal()
         if refusal is not None:

@@ -23,6 +23,7 @@ from lmdeploy.runtime.memory_plan import MAX_BODIES
 from lmdeploy.serve.binding import Watch
 from lmdeploy.serve.record import Record
 from lmdeploy.serve.request_times import RequestTimes
+from lmdeploy.serve.running import Running
 
 logger = logging.getLogger("lmdeploy.serve")
 
@@ -44,6 +45,7 @@ class ServerOptions:
     max_requests: int = 1024  # POST requests held at once; more are answered 429
     keep_alive: float = 15.0  # silence after which a stream gets a comment line
     docs: bool = True
+    abort_handling: bool = False  # clients may end requests by name
     web_page: bool = True  # at /, for everybody
     metrics: bool = True
 
@@ -109,9 +111,9 @@ class Served:
         text = f"{__version__} {self.model} {self.frontend.session_len}"
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:10]
 
-    def reply(self, prefix: str, model: str) -> Reply:
-        """The identity of a new answer in the name of `model`."""
-        return Reply(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model, self.fingerprint)
+    def reply(self, prefix: str, model: str, name: str | None = None) -> Reply:
+        """The identity of a new answer in the name of `model`; `name`: what the client calls it."""
+        return Reply(f"{prefix}-{name or uuid.uuid4().hex}", int(time.time()), model, self.fingerprint)
 
     def log_prompt(self, reply_id: str, ids: Sequence[int]) -> None:
         """At level REQUEST: the prompt as the model sees it."""
@@ -129,6 +131,7 @@ class Server:
     draining: bool = False
     active: int = 0  # POST requests that are being answered
     body_bytes: int = 0  # of bodies that are being read or parsed
+    running: Running = field(default_factory=Running)
     answers: Counter[tuple[str, str, int]] = field(default_factory=Counter)  # by method, route and status
 
     def answered(self, record: Record) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from browser import browser_page, needs_browser
 from quality_models import change, write_disturbed, write_original
 from transformers import AutoModelForCausalLM
 
@@ -260,6 +261,28 @@ def read_page(path: Path) -> Page:
     assert not page.open and not page.outside
     assert not {"script", "link", "iframe", "img", "object", "base"} & set(page.tags)
     return page
+
+
+@needs_browser
+async def test_the_page_in_a_browser(found: Report, tmp_path: Path) -> None:
+    """A model has one colour in every chart; nothing is cut off or too small to read, also on a phone."""
+    _, html = found.write(tmp_path)
+    keys = """[...document.querySelectorAll('.key')].map((key) =>
+        [key.textContent, getComputedStyle(key, ':before').backgroundColor])"""
+    drawn = "new Set([...document.querySelectorAll('rect')].map((one) => getComputedStyle(one).fill)).size"
+    letters = """Math.min(...[...document.querySelectorAll('svg text')].map((text) =>
+        text.getScreenCTM().a * parseFloat(getComputedStyle(text).fontSize)))"""
+    for width in (390, 1200):
+        async with browser_page(viewport={"width": width, "height": 900}) as page:
+            await page.goto(html.as_uri())
+            await page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
+            assert await page.evaluate("document.documentElement.scrollWidth") == width
+            assert await page.evaluate(letters) >= 8
+            colours = await page.evaluate(keys)
+            of_models = dict(colours)
+            assert len(colours) > len(of_models) == len(set(of_models.values())) == 2
+            assert all(of_models[name] == colour for name, colour in colours)
+            assert await page.evaluate(drawn) == 2
 
 
 def test_json_and_page(found: Report, tmp_path: Path) -> None:

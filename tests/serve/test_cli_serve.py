@@ -34,7 +34,6 @@ REFUSED = [
     (["--reasoning-parser", "default"], "reasoning"),
     (["--allowed-media-domains", "a", "b"], "text only"),
     (["--allow-terminate-by-client"], "SIGTERM"),
-    (["--enable-abort-handling"], "closing its connection"),
     (["--adapters", "a=b"], "adapters"),
     (["--meta-instruction", "x"], "--chat-template"),
     (["--qos-config-path", "x"], "--max-concurrent-requests"),

@@ -33,6 +33,10 @@ BAD_BOTH = [
     ("stream", ["true", 1]),
     ("ignore_eos", [1]),
     ("min_tokens", [-1]),
+    ("repetition_ngram_size", [-1, 1025, "1", 3]),
+    ("repetition_ngram_threshold", [-1, 1025, "1"]),
+    ("request_id", ["", "x" * 129, "a\nb", 5]),
+    ("session_id", [-2, "1", 2**63]),
     ("bad_words", ["x", [5], ["no such word in this vocabulary"]]),
     ("truncate_prompt_tokens", [0]),
     ("model", [5]),
@@ -41,8 +45,8 @@ BAD_BOTH = [
     ("guided_json", [{"type": "object"}]),
     ("guided_regex", ["a+"]),
     ("structured_outputs", [{"regex": "a"}]),
-    ("allowed_token_ids", [[1]]),
-    ("prompt_logprobs", [1]),
+    ("allowed_token_ids", [[], [-1], [10**6], ["a"], 5]),
+    ("prompt_logprobs", [-1, 21, True, "1"]),
 ]
 BAD_CHAT = [
     ("max_completion_tokens", [0, "5"]),
@@ -134,7 +138,7 @@ async def test_accepted_on_chat(server: Api) -> None:
 
 MESSAGES = [
     ([], "messages"),
-    ("hello", "messages"),
+    ("", "messages"),
     (None, "messages"),
     ([5], "messages[0]"),
     ([{"role": "user", "content": "a"}, {"content": "x"}], "messages[1].role"),

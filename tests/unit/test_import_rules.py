@@ -60,6 +60,7 @@ ONLY_IN = {
     "safetensors": ("models/", "lite/", "cli/smoke.py"),
     "huggingface_hub": ("models/", "lite/"),
     "prompt_toolkit": ("cli/",),
+    "llguidance": ("runtime/",),
 }
 ENGINE_THIRD_PARTY = {"numpy"}
 NO_FAMILY_NAMES = r"llm[-_]smollm2|llama3|llama\.cpp|llama_4_scaling_beta"
