@@ -4,22 +4,19 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 clients=tests/clients
-what=${1:-ci}
 if ! command -v npm >/dev/null; then
   echo "the JavaScript clients need Node.js 20 or newer, with npm" >&2
   exit 1
 fi
-install() { # folder of a requirements.txt, folder of a package.json
-  .venv-clients/bin/python -m pip --disable-pip-version-check install -qq -r "$1/requirements.txt"
-  npm install --prefix "$2" --no-fund --no-audit --no-package-lock --silent
-}
-[ -x .venv-clients/bin/python ] || .venv/bin/python -m venv .venv-clients
-install $clients $clients/node
-skip=(--ignore=$clients/more)
-if [ "$what" = all ]; then
-  install $clients/more $clients/more
-  skip=()
-fi
 export SERVER_PYTHON=$PWD/.venv/bin/python
-.venv-clients/bin/python -m pytest -c $clients/pytest.ini "${skip[@]}" $clients
-.venv-clients/bin/python -m pip list --format=freeze | grep -E '^(anthropic|instructor|langchain-openai|litellm|llm|openai|openai-agents|pydantic-ai-slim)=='
+run() { # environment, folder of requirements.txt and tests, folder of package.json, more for pytest
+  [ -x "$1/bin/python" ] || .venv/bin/python -m venv "$1"
+  "$1/bin/python" -m pip --disable-pip-version-check install -qq -r "$2/requirements.txt"
+  npm install --prefix "$3" --no-fund --no-audit --no-package-lock --silent
+  "$1/bin/python" -m pytest -c $clients/pytest.ini "$2" "${@:4}"
+}
+run .venv-clients $clients $clients/node --ignore=$clients/more
+if [ "${1:-ci}" = all ]; then
+  # Some of these want older releases of what the others are tested with.
+  run .venv-clients-more $clients/more $clients/more
+fi
