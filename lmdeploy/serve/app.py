@@ -54,7 +54,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 def build_app(server: Server) -> ASGIApp:
     """The whole application."""
     options = server.options
-    app: ASGIApp = ApiKeys(Admission(_routes(server), server), options.api_keys)
+    app: ASGIApp = ApiKeys(Admission(_routes(server), server), server.keys)
     if options.web_page:
         app = Pages(app)
     app = AnthropicErrors(RequestIds(app, server.answered))
@@ -83,7 +83,7 @@ def _routes(server: Server) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, errors.on_bug)
     for path in HEALTH_PATHS:
-        _get(app, path, lambda _: _health(server), in_schema=path == "/health")
+        _get(app, path, lambda r: _health(server, r), in_schema=path == "/health")
     _get(app, "/version", lambda _: _version())
     if server.options.metrics:
         _get(app, "/metrics", lambda _: metrics(server))
@@ -159,12 +159,18 @@ async def _async(response: Response) -> Response:
     return response
 
 
-async def _health(server: Server) -> Response:
-    """200 when every engine can answer."""
-    if server.draining or not all(served.client.ready for served in server.models):
-        body = {"status": "draining" if server.draining else "engine not ready"}
-        return Response(msgspec.json.encode(body), 503, media_type="application/json")
-    return json_response({"status": "ok"})
+async def _health(server: Server, request: Request) -> Response:
+    """200 when the engine can answer; of several, once all were loaded, any one, or that of `?model=`."""
+    name = request.query_params.get("model")
+    models = server.models if name is None else (server.model(name)[0],)
+    states = {served.ids[0]: served.client.state for served in models}
+    ready = "ready" in states.values() and not server.draining and not server.loading
+    body: dict[str, Any] = {"status": "ok" if ready else "engine not ready"}
+    if server.draining:
+        body["status"] = "draining"
+    if len(server.models) > 1:
+        body["models"] = states
+    return Response(msgspec.json.encode(body), 200 if ready else 503, media_type="application/json")
 
 
 async def _version() -> Response:
