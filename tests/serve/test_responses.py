@@ -293,6 +293,6 @@ async def test_an_answer_that_fails() -> None:
 
 
 async def test_faults_of_the_chat_route_are_told_in_the_clients_words() -> None:
-    with pytest.raises(RequestError, match=r"^'text\.format' of type 'poem'") as caught:
+    with pytest.raises(RequestError, match=r"^Invalid value for 'text\.format\.type'") as caught:
         asked(parse_body(ResponsesBody, {"input": "x", "text": {"format": {"type": "poem"}}}))
-    assert caught.value.param == "text.format"
+    assert caught.value.param == "text.format.type"
