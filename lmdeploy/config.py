@@ -306,8 +306,11 @@ class GenerationConfig:
         True, "tokenizers of another kind than the ones used here add spaces", False
     )
     output_last_hidden_state: str | None = _fixed(None, "hidden states are not kept")
-    response_format: Mapping[str, Any] | None = _fixed(
-        None, "this version generates free text only", {"type": "text"}
+    response_format: Mapping[str, Any] | None = _field(
+        None,
+        "what the answer must be: type text, json_object, json_schema, regex_schema or grammar, as in HTTP "
+        "requests",
+        kind=Mapping,
     )
     logits_processors: Sequence[Any] | None = _fixed(
         None, "logits never leave the engine; use logit_bias", [], ()

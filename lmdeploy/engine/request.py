@@ -6,7 +6,7 @@ Knows token ids and numbers only: no text, no tokenizer, no wire format, no mode
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -100,6 +100,30 @@ class TokenEvent:
     error_kind: str = "EngineError"  # the class of that error in lmdeploy.errors; RequestError: the caller's
 
 
+class Guide(Protocol):
+    """Where one sequence is in its grammar."""
+
+    end_ids: frozenset[int]  # tokens that end an answer where the grammar may end
+
+    def advance(self, token_id: int) -> None:
+        """A token was drawn."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more can follow."""
+        ...
+
+    @property
+    def error(self) -> str | None:
+        """Why it cannot go on, in one line."""
+        ...
+
+    def fitting(self, token_ids: list[int]) -> int:
+        """How many of these, from the first on, the grammar allows to follow one another."""
+        ...
+
+
 class PenaltyHistory:
     """Distinct ids of prompt and output in order of appearance after the prompt's sorted ones.
 
@@ -161,6 +185,7 @@ class Sequence:
         "block_ids",
         "cached_tokens",
         "draft_rates",
+        "guide",
         "history",
         "is_long",
         "keys",
@@ -201,6 +226,7 @@ class Sequence:
         self.draft_rates: list[float] | None = (
             None  # how often its drafts are right, owned by draft_policy.py
         )
+        self.guide: Guide | None = None  # of a request with a grammar, as soon as that is compiled
         self.scores_prompt = request.prompt_logprobs is not None
         self.prompt_scores: list[TokenLogprobs] = []  # of prompt positions 1, 2, ...
         self.packed: tuple[bytes, bytes] | None = None  # sampling columns of this request, owned by batch.py

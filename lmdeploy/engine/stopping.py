@@ -20,11 +20,21 @@ def finish_reason(seq: Sequence, capacity: int) -> FinishReason | None:
     request = seq.request
     if seq.last_token in request.stop_ids and seq.num_output > request.min_new_tokens:
         return "stop"
+    if seq.guide is not None and seq.guide.ended:
+        return "stop"
     if request.repetition is not None and seq.num_output > request.min_new_tokens and _repeats(seq):
         return "stop"
     if seq.num_output >= request.max_new_tokens or seq.length >= capacity:
         return "length"
     return None
+
+
+def stop_id(seq: Sequence) -> int | None:
+    """The newest token of a sequence that stopped, if it is one that ends answers and no part of the text."""
+    ends = seq.last_token in seq.request.stop_ids or (
+        seq.guide is not None and seq.last_token in seq.guide.end_ids
+    )
+    return seq.last_token if ends else None
 
 
 def _repeats(seq: Sequence) -> bool:

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from lmdeploy.config import ChatTemplateConfig, GenerationConfig
-from lmdeploy.engine.request import FinishReason, Request, TokenEvent, TokenLogprobs
+from lmdeploy.engine.request import FinishReason, Grammar, Request, TokenEvent, TokenLogprobs
 from lmdeploy.errors import ContextLengthError, RequestError
 from lmdeploy.runtime.sampling import check_ids, model_defaults, resolve_sampling
+from lmdeploy.runtime.structured import response_grammar
 from lmdeploy.text.chat_template import ChatTemplate, load_chat_template
 from lmdeploy.text.detokenize import Detokenizer
 from lmdeploy.text.stop_strings import StopStrings
@@ -75,11 +76,13 @@ class Frontend:
         cache_salt: str = "",
         prompt_logprobs: int | None = None,
         streams: bool = False,
+        grammar: Grammar | None = None,
     ) -> Request:
         """The engine's request for `ids`, with everything that depends on the model checked.
 
         `param` names the field that held the prompt, for error messages; `choice` numbers the answers to one
-        prompt. Raises ContextLengthError when the prompt leaves no room for an answer, and RequestError.
+        prompt; `grammar` stands before the config's response_format. Raises ContextLengthError when the
+        prompt leaves no room for an answer, and RequestError.
         """
         room = self._room(ids, param, least=1)
         stop_ids = self.stop_ids(config)
@@ -103,6 +106,7 @@ class Frontend:
             repetition=_repetition(config),
             want_logits=config.output_logits is not None,
             streams=streams,
+            grammar=grammar or response_grammar(config.response_format),
         )
 
     def scoring(self, request_id: str, ids: Sequence[int], *, param: str = "prompt", top: int = 0) -> Request:

@@ -11,15 +11,15 @@ import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
-
-import llguidance
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from typing import TYPE_CHECKING, Any
 
 from lmdeploy.engine.request import Grammar
 from lmdeploy.errors import InvalidValueError, MissingFieldError, RequestError, check_text, shorten
 from lmdeploy.runtime.schema_check import check_schema
 from lmdeploy.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # importing it takes time that only users of grammars should wait
+    import llguidance
 
 MAX_GRAMMAR = 1 << 20  # characters of a grammar's text
 # Blanks where JSON allows them: one, or a new line and its indentation. In more small models lose themselves.
@@ -58,6 +58,8 @@ def lark_grammar(text: str, *, param: str = "response_format.grammar") -> Gramma
     """Texts of a grammar in Lark's notation, or in GBNF ("root ::= ..."). Raises RequestError."""
     text = _text(text, param)
     if "::=" in text:
+        from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
         try:
             text = any_to_lark(text)
         except (GbnfToLarkError, ValueError, LookupError, AssertionError, RecursionError) as error:
@@ -191,22 +193,29 @@ def _unusable(param: str, problem: str) -> RequestError:
 
 def compiled_form(grammar: Grammar) -> str:
     """The grammar as llguidance takes it. Raises ValueError when its text is not even that."""
+    import llguidance
+
     if grammar.kind == "json_schema":
         options: Any = {"whitespace_pattern": _BLANKS, "lenient": False}
         return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=options)
-    if grammar.kind == "regex":
-        return llguidance.LLMatcher.grammar_from_regex(grammar.text)
+    if grammar.kind == "regex":  # classes as in ECMAScript: \d is 0 to 9
+        pattern = llguidance.regex_to_lark(grammar.text, "dw")
+        return llguidance.LLMatcher.grammar_from_lark(f"start: /{pattern}/")
     return llguidance.LLMatcher.grammar_from_lark(grammar.text)
 
 
 def limits() -> llguidance.LLParserLimits:
     """What bounds time and memory of compiling a grammar and of each step in it."""
+    import llguidance
+
     return llguidance.LLParserLimits(verbose_errors=False)
 
 
 @lru_cache(maxsize=256)
 def _problem(grammar: Grammar) -> str | None:
     """Why the grammar cannot be compiled, or None. Takes up to about a second; other threads run on."""
+    import llguidance
+
     try:
         form = compiled_form(grammar)
     except ValueError as error:

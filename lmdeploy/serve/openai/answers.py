@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmdeploy.config import GenerationConfig
-from lmdeploy.engine.request import TokenLogprobs
+from lmdeploy.engine.request import Grammar, TokenLogprobs
 from lmdeploy.runtime.generate import Choice
 from lmdeploy.serve.generation import Answer, request_id
 from lmdeploy.serve.openai.logprobs import floored
@@ -25,8 +25,10 @@ def make_answer(
     index: int = 0,
     choice: int = 0,
     prompt_logprobs: int | None = None,
+    grammar: Grammar | None = None,
 ) -> Answer:
-    """`param` names the field that held the prompt, `choice` numbers the answers to it.
+    """`param` names the field that held the prompt, `choice` numbers the answers to it. `grammar` stands
+    where the body asks for none.
 
     Raises RequestError.
     """
@@ -41,6 +43,7 @@ def make_answer(
             (n for n in (body.prompt_logprobs, prompt_logprobs) if n is not None), default=None
         ),
         streams=bool(body.stream),
+        grammar=body.grammar or grammar,
     )
     return Answer(index, request, Choice(served.frontend, config))
 

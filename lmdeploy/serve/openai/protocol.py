@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     StrictBool,
     ValidationError,
     WithJsonSchema,
@@ -23,8 +24,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from lmdeploy.config import GenerationConfig
+from lmdeploy.engine.request import Grammar
 from lmdeploy.errors import InvalidValueError, RequestError
 from lmdeploy.serve.errors import from_validation
+from lmdeploy.serve.openai.structured import GRAMMAR_FIELDS, asked_grammar
 
 logger = logging.getLogger("lmdeploy.serve")
 
@@ -130,6 +133,24 @@ class GenerationBody(Body):
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: StrictBool | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
+    _grammar: Grammar | None = PrivateAttr(None)
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must be a text of."""
+        return self._grammar
+
+    def read_grammar(self) -> None:
+        """Find `grammar` in its fields. Raises RequestError."""
+        self._grammar = asked_grammar({name: getattr(self, name) for name in GRAMMAR_FIELDS})
 
     @property
     def choices(self) -> int:
@@ -265,12 +286,6 @@ _REFUSED = dict.fromkeys(
         "functions",
         "function_call",
         "audio",
-        "structured_outputs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "guided_decoding_backend",
         "use_beam_search",
         "length_penalty",
         "logits_processors",
@@ -307,15 +322,7 @@ def parse_body(kind: type[B], raw: bytes | bytearray | Mapping[str, Any]) -> B:
         raise from_validation(error, kind) from None
     _check_extras(body.model_extra or {})
     if isinstance(body, GenerationBody):
-        _check_form(body)
+        body.read_grammar()
         body.check_shared()
     body.check()
     return body
-
-
-def _check_form(body: GenerationBody) -> None:
-    form = (body.response_format or {}).get("type", "text")
-    if form != "text":
-        raise RequestError(
-            f"'response_format' of type {form!r:.80} is not supported.", param="response_format"
-        )
