@@ -54,7 +54,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 def build_app(server: Server) -> ASGIApp:
     """The whole application."""
     options = server.options
-    app: ASGIApp = ApiKeys(Admission(_routes(server), server), options.api_keys)
+    app: ASGIApp = ApiKeys(Admission(_routes(server), server), server.keys)
     if options.web_page:
         app = Pages(app)
     app = AnthropicErrors(RequestIds(app, server.answered))
@@ -83,7 +83,7 @@ def _routes(server: Server) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, errors.on_bug)
     for path in HEALTH_PATHS:
-        _get(app, path, lambda _: _health(server), in_schema=path == "/health")
+        _get(app, path, lambda r: _health(server, r), in_schema=path == "/health")
     _get(app, "/version", lambda _: _version())
     if server.options.metrics:
         _get(app, "/metrics", lambda _: metrics(server), text=True)
@@ -177,14 +177,21 @@ async def _async(response: Response) -> Response:
     return response
 
 
-async def _health(server: Server) -> Response:
-    """200 when every engine can answer, or sleeps because it was told to."""
-    clients = [served.client for served in server.models]
-    if server.draining or not all(client.ready or client.asleep for client in clients):
-        body = {"status": "draining" if server.draining else "engine not ready"}
-        return Response(msgspec.json.encode(body), 503, media_type="application/json")
-    asleep = any(client.asleep for client in clients)
-    return json_response({"status": "sleeping" if asleep else "ok"})
+async def _health(server: Server, request: Request) -> Response:
+    """200 when the engine can answer, or sleeps because it was told to; of several, once all were loaded, any
+    one, or that of `?model=`."""
+    name = request.query_params.get("model")
+    models = server.models if name is None else (server.model(name)[0],)
+    states = {served.ids[0]: served.client.state for served in models}
+    ready = "ready" in states.values() and not server.draining and not server.loading
+    body: dict[str, Any] = {"status": "ok" if ready else "engine not ready"}
+    if "asleep" in states.values() and not (ready or server.draining or server.loading):
+        ready, body["status"] = True, "sleeping"
+    if server.draining:
+        body["status"] = "draining"
+    if len(server.models) > 1:
+        body["models"] = states
+    return Response(msgspec.json.encode(body), 200 if ready else 503, media_type="application/json")
 
 
 async def _version() -> Response:

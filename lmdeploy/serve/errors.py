@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmdeploy.errors import InvalidValueError, LMDeployError, MissingFieldError, RequestError, shorten
+from lmdeploy.serve.record import RECORD
 
 logger = logging.getLogger("lmdeploy.serve")
 
@@ -58,12 +59,19 @@ def error_body(error: LMDeployError) -> dict[str, Any]:
     return {"error": fields}
 
 
+def note(error: LMDeployError) -> None:
+    """Into the record of the request that gets this error."""
+    if (record := RECORD.get()) is not None:
+        record.error = error.code or error.type
+
+
 def error_response(error: LMDeployError) -> Response:
     headers = {}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if error.status in (429, 503):
         headers["Retry-After"] = "1"
+    note(error)
     body = msgspec.json.encode(error_body(error))
     return Response(body, error.status, headers, media_type="application/json")
 
@@ -76,7 +84,9 @@ def internal_error() -> LMDeployError:
 async def on_known_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, LMDeployError)
     if error.status >= 500:
-        logger.error("%s %s: %s", request.method, request.url.path, error.message)
+        record = RECORD.get()
+        name = record.request_id if record is not None else "-"
+        logger.error("%s %s (request %s): %s", request.method, request.url.path, name, error.message)
     return error_response(error)
 
 

@@ -16,6 +16,7 @@ from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.generate import Choice, Delta
 from lmdeploy.runtime.stream import Stream
 from lmdeploy.serve.errors import RequestAbortedError
+from lmdeploy.serve.record import RECORD
 from lmdeploy.serve.running import Name, Running
 
 
@@ -169,5 +170,6 @@ _numbers = itertools.count()
 
 
 def request_id() -> str:
-    """An id for the engine, unique in this process whatever clients send."""
-    return f"http-{next(_numbers)}"
+    """An id for the engine: that of the HTTP request, made unique whatever clients send."""
+    record = RECORD.get()
+    return f"{record.request_id if record is not None else 'http'}-{next(_numbers)}"

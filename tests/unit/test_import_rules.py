@@ -55,6 +55,8 @@ ONLY_IN = {
     "uvicorn": ("serve/",),
     "pydantic": ("serve/",),
     "prometheus_client": ("serve/",),
+    "opentelemetry": ("serve/tracing.py",),
+    "yaml": ("cli/",),
     "jinja2": ("text/",),
     "tokenizers": ("text/",),
     "safetensors": ("models/", "lite/", "cli/smoke.py"),
