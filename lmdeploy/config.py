@@ -284,6 +284,15 @@ class GenerationConfig:
     bad_words: Sequence[str] | None = _field(None, "words never generated, one token each", kind="words")
     stop_token_ids: Sequence[int] | None = _field(None, "token ids that end the answer", kind="ids")
     bad_token_ids: Sequence[int] | None = _field(None, "token ids never generated", kind="ids")
+    allowed_token_ids: Sequence[int] | None = _field(
+        None, "the only token ids that may be generated", kind="ids"
+    )
+    repetition_ngram_size: int = _field(
+        0, "end the answer when its last n tokens have come too often; 0: off", kind=int, low=0, high=1024
+    )
+    repetition_ngram_threshold: int = _field(
+        0, "how often, within the last 1024 tokens of the answer; 0: off", kind=int, low=0, high=1024
+    )
     include_stop_str_in_output: bool = _field(False, "keep the matched stop word in the text", kind=bool)
     skip_special_tokens: bool = _field(True, "leave control tokens out of the text", kind=bool)
     logprobs: int | None = _field(
@@ -297,14 +306,15 @@ class GenerationConfig:
         True, "tokenizers of another kind than the ones used here add spaces", False
     )
     output_last_hidden_state: str | None = _fixed(None, "hidden states are not kept")
-    response_format: Mapping[str, Any] | None = _fixed(
-        None, "this version generates free text only", {"type": "text"}
+    response_format: Mapping[str, Any] | None = _field(
+        None,
+        "what the answer must be: type text, json_object, json_schema, regex_schema or grammar, as in HTTP "
+        "requests",
+        kind=Mapping,
     )
     logits_processors: Sequence[Any] | None = _fixed(
         None, "logits never leave the engine; use logit_bias", [], ()
     )
-    repetition_ngram_size: int = _fixed(0, "use repetition_penalty or frequency_penalty")
-    repetition_ngram_threshold: int = _fixed(0, "use repetition_penalty or frequency_penalty")
     return_ppl: bool = _fixed(False, "use pipeline.get_ppl")
     with_cache: bool = _fixed(False, _ONE_MACHINE)
     preserve_cache: bool = _fixed(False, _ONE_MACHINE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Collection
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ ENGINES: dict[str, type[EngineConfig]] = {
     "turbomind": TurbomindEngineConfig,
     "pytorch": PytorchEngineConfig,
 }
+_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _TYPES = {int: "N", float: "X", str: "TEXT"}
 
 
@@ -184,3 +186,14 @@ def _literal(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def byte_count(text: str) -> int:
+    """A size on the command line: bytes, or a number with kB, MB, GB (1000) or KiB, MiB, GiB (1024)."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(|kB|MB|GB|KiB|MiB|GiB)", text.strip())
+    count = round(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if not 1 <= count < 2**63:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size; write bytes, or a number with MB, MiB, GB or GiB"
+        )
+    return count

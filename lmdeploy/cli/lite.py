@@ -112,8 +112,8 @@ def _add_scheme_flags(parser: argparse.ArgumentParser, name: str) -> None:
     add(
         "--act-order",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="gptq: large inputs first (default)",
+        help="gptq: groups of inputs of like size, the largest first (desc_act; formats gptq, gptq_v2);"
+        " --no-act-order: inputs rounded as they come (default: the largest first, groups of neighbours)",
     )
     add("--damping", type=float, default=0.01, metavar="X", help="gptq: share of the mean added (0.01)")
     add("--target-bpw", type=float, metavar="X", help="mean bits per weight, shared out by sensitivity")
@@ -174,18 +174,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _quantise(args: argparse.Namespace) -> int:
-    from lmdeploy.lite.job import Calibration, Output, opened, quantise_model
+    from lmdeploy.lite.job import Calibration, Output, check_job, quantise_model
 
     recipe, source, begin = recipe_of(args), _source(args), time.monotonic()
-    with opened(source):  # refused before anything else is done
-        pass
-    data = _data(args, source)
     output = Output(
         Path(args.work_dir).expanduser(),
         _format(args),
         None if args.dtype == "auto" else args.dtype,
         args.force,
     )
+    _check_flags(args)
+    if not args.no_report:
+        lite_eval.check(args)
+    check_job(source, recipe, output)
+    data = _data(args, source)
     with _going_on(output.directory), Progress() as progress:
         done = quantise_model(
             source,
@@ -203,12 +205,17 @@ def _quantise(args: argparse.Namespace) -> int:
 
 def _calibrate(args: argparse.Namespace) -> int:
     from lmdeploy.lite.calibrate import calibrate
-    from lmdeploy.lite.job import Calibration
+    from lmdeploy.lite.job import Calibration, opened
+    from lmdeploy.lite.workspace import check_output
 
     source, directory = _source(args), Path(args.work_dir).expanduser()
-    data = _data(args, source)
-    if not len(data.ids):
+    _check_flags(args)
+    if not args.calib_samples:
         raise ConfigError("--calib-samples is 0: there is nothing to gather statistics from")
+    check_output(directory, args.force)
+    with opened(source):  # refused before any text is read
+        pass
+    data = _data(args, source)
     calibration = Calibration(data.ids.tolist(), data.description)
     with _going_on(directory), Progress() as progress:
         calibrate(source, calibration, directory, progress, args.force, args.device, args.batch_size)
@@ -230,16 +237,29 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
         raise ConfigError(f"--keep {args.keep}: a number of layers is expected")
     if args.keep and args.target_bpw is not None:
         raise ConfigError("--keep and --target-bpw both say which layers get more bits; give one of them")
+    if (args.keep or args.target_bpw is not None) and not args.calib_samples:
+        raise ConfigError(
+            "mixed precision measures sensitivity on calibration text, and --calib-samples is 0"
+        )
     if args.target_bpw is not None and not 0 < args.target_bpw < 16:
         raise ConfigError(f"--target-bpw {args.target_bpw:g}: a number of bits below 16 is expected")
     if not 0 < args.damping < 1:
         raise ConfigError(f"--damping {args.damping}: a share between 0 and 1 is expected")
+    method = args.method if args.calib_samples else "rtn"
+    if args.act_order and "gptq" not in method:
+        raise ConfigError(f"--act-order: inputs have an order in gptq only, and the method is {method}")
     return Recipe(
-        method=args.method if args.calib_samples else "rtn",
-        scheme=WeightScheme(args.w_bits, args.w_group_size, args.w_sym),
+        method=method,
+        scheme=WeightScheme(
+            args.w_bits,
+            args.w_group_size,
+            args.w_sym,
+            least_zero=int(_format(args) == "gptq" and not args.w_sym),
+            ordered=bool(args.act_order) and args.w_group_size != WHOLE_ROW,
+        ),
         search_scale=args.search_scale and args.calib_samples > 0,
         clip=args.clip and args.calib_samples > 0,
-        act_order=args.act_order and args.calib_samples > 0,
+        act_order=args.act_order is not False and args.calib_samples > 0,
         damping=args.damping,
         keep=args.keep,
         keep_bits=args.keep_bits,
@@ -255,21 +275,29 @@ def _format(args: argparse.Namespace) -> str:
         args.target_bpw is not None or args.keep > 0 or args.head_bits == 8
     )
     mixed = mixed or (args.lite_command == "auto_awq" and args.w_bits == 8)  # its own files hold 4 bits
-    if mixed or args.lite_command != "auto_gptq":
+    ordered = args.lite_command != "smooth_quant" and args.act_order and args.head_bits == 16
+    if not ordered and (mixed or args.lite_command != "auto_gptq"):
         return _MIXED if mixed else _FORMATS[args.lite_command][0]
     return "gptq" if args.w_sym else "gptq_v2"  # version 1 has no zero point of 0
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Of those that all commands share."""
+    from lmdeploy.lite.data import check_size
+    from lmdeploy.lite.job import check_device
+
+    check_size(args.calib_samples, args.calib_seqlen)
+    if args.batch_size is not None and args.batch_size < 1:
+        raise ConfigError(f"--batch-size {args.batch_size}: a number of windows above 0 is expected")
+    check_device(args.device)
 
 
 def _data(args: argparse.Namespace, source: Path) -> CalibrationSet:
     """Says what it is made of."""
     from lmdeploy.lite.data import calibration_windows
-    from lmdeploy.lite.job import check_device
     from lmdeploy.text.chat_template import load_chat_template
     from lmdeploy.text.tokenizer import load_tokenizer
 
-    if args.batch_size is not None and args.batch_size < 1:
-        raise ConfigError(f"--batch-size {args.batch_size}: a number of windows above 0 is expected")
-    check_device(args.device)
     tokenizer = load_tokenizer(source)
     data = calibration_windows(
         args.calib_dataset,
@@ -289,7 +317,7 @@ def _data(args: argparse.Namespace, source: Path) -> CalibrationSet:
 def _source(args: argparse.Namespace) -> Path:
     from lmdeploy.models.hub import resolve_model_path
 
-    return resolve_model_path(args.model, args.revision, args.download_dir)
+    return resolve_model_path(args.model, args.revision, args.download_dir).absolute()
 
 
 def _say_done(done: Done, recipe: Recipe, seconds: float) -> None:

@@ -75,6 +75,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def check(args: argparse.Namespace) -> None:
+    """What `report` would refuse of the flags, before anything is computed. ConfigError."""
+    options = eval_options(args)
+    try:
+        from lmdeploy.quality.report import check_options
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ConfigError(_EXTRA) from None
+    check_options(options)
+
+
 def conclude(args: argparse.Namespace, original: str | Path, result: str | Path) -> None:
     """The report with which a quantisation ends, in its result's folder; nothing with `--no-report`."""
     if not args.no_report:

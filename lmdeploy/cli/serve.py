@@ -6,24 +6,36 @@ Owns its flags; what they mean is decided by `config`, `runtime.resolve` and `se
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmdeploy import env
 from lmdeploy.cli import proxy
+from lmdeploy.cli.config_file import accept_config, settings_of, yaml_text
 from lmdeploy.cli.flags import (
     add_engine_flags,
     add_speculative_flags,
+    byte_count,
     engine_config,
     speculative_args,
 )
-from lmdeploy.config import EngineConfig
+from lmdeploy.cli.operation import (
+    about,
+    add_operation_flags,
+    check_operation,
+    reports_of,
+    settings_text,
+    ssl_files,
+)
+from lmdeploy.cli.several import models_of
 from lmdeploy.errors import ConfigError
+from lmdeploy.runtime.memory_plan import MAX_BODIES
 
 if TYPE_CHECKING:
+    from lmdeploy.runtime.resolve import RuntimeConfig
     from lmdeploy.serve.launch import Listener
     from lmdeploy.serve.registration import Registration
+    from lmdeploy.serve.served import Served
 
 _ABSENT_FLAGS = {
     "tool_call_parser": "this version does not parse tool calls",
@@ -31,7 +43,6 @@ _ABSENT_FLAGS = {
     "allowed_media_domains": "models here read text only",
     "vision_max_batch_size": "models here read text only",
     "allow_terminate_by_client": "stop the server with SIGTERM or Ctrl-C",
-    "enable_abort_handling": "a request is stopped by closing its connection",
 }
 
 
@@ -44,8 +55,24 @@ def add_parser(subparsers: Any) -> None:
         help="an OpenAI-compatible server",
         description="Serve a model at /v1/chat/completions and /v1/completions.",
     )
-    parser.add_argument("model_path", metavar="MODEL", help="directory, GGUF file or hub id")
+    parser.add_argument(
+        "model_path",
+        metavar="MODEL",
+        nargs="?",
+        help="directory, GGUF file or hub id; or `model`, or several `models`, in the file of --config",
+    )
+    accept_config(parser, "model", own=("models",))
     _add_server_flags(parser.add_argument_group("server"))
+    add_operation_flags(parser.add_argument_group("operation"))
+    _add_flags_of_a_model(parser)
+    for name in _ABSENT_FLAGS:
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, dest=name, nargs="*", default=None, help=argparse.SUPPRESS)
+    proxy.add_parser(commands)
+
+
+def _add_flags_of_a_model(parser: argparse.ArgumentParser) -> None:
+    """Those that a server of several models takes for each of them."""
     _add_model_flags(parser.add_argument_group("model"))
     engine = parser.add_argument_group("engine")
     add_engine_flags(engine)
@@ -58,10 +85,6 @@ def add_parser(subparsers: Any) -> None:
         default=argparse.SUPPRESS,
         help="the same as --no-enable-prefix-caching",
     )
-    for name in _ABSENT_FLAGS:
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, dest=name, nargs="*", default=None, help=argparse.SUPPRESS)
-    proxy.add_parser(commands)
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
@@ -72,8 +95,24 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     add("--allow-methods", nargs="+", default=["*"], metavar="METHOD", help="CORS methods (default: *)")
     add("--allow-headers", nargs="+", default=["*"], metavar="HEADER", help="CORS headers (default: *)")
     add("--allow-credentials", action="store_true", help="CORS credentials")
-    add("--api-keys", nargs="+", default=[], metavar="KEY", help="keys that let a client in; none: all may")
+    add(
+        "--api-keys",
+        nargs="+",
+        default=[],
+        metavar="KEY",
+        help="keys that let a client in, `sha256:` and the hash of one, or @FILE with one (or NAME KEY) a "
+        "line, which is read again when it changes; none: all may",
+    )
     add("--ssl", action="store_true", help="HTTPS with the files named by SSL_KEYFILE and SSL_CERTFILE")
+    add("--ssl-keyfile", metavar="FILE", help="HTTPS with this private key")
+    add("--ssl-certfile", metavar="FILE", help="HTTPS with this certificate chain")
+    add(
+        "--max-body-size",
+        type=byte_count,
+        default=MAX_BODIES,
+        metavar="SIZE",
+        help="largest body of a request, and of all bodies held at once, such as 64MiB (default: 32MiB)",
+    )
     add("--proxy-url", metavar="URL", help="register at this `lmdeploy serve proxy`")
     add(
         "--max-concurrent-requests",
@@ -86,7 +125,16 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--log-level", default="WARNING", metavar="LEVEL", help="REQUEST also logs prompts (default: WARNING)"
     )
     add("--max-log-len", type=int, metavar="N", help="characters of a prompt that are logged (default: all)")
-    add("--disable-metrics", action="store_true", help="no /metrics")
+    add(
+        "--enable-abort-handling",
+        action="store_true",
+        help="/abort_request ends requests by their request_id or session_id, anybody's",
+    )
+    add(
+        "--enable-sleep-mode",
+        action="store_true",
+        help="/sleep gives all memory of a model back until /wakeup",
+    )
     add("--disable-web-page", action="store_true", help="no page at /")
     add("--disable-fastapi-docs", action="store_true", help="no /openapi.json and no /docs")
 
@@ -113,8 +161,11 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.serve_command == "proxy":
         return proxy.run(args)
+    if args.print_config:
+        print(yaml_text(settings_of(args.config_parser, args, "model")), end="")
+        return 0
     _check(args)
-    return _serve(args, engine_config(args))
+    return _serve(args, models_of(args, _add_flags_of_a_model))
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -126,57 +177,100 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("--max-concurrent-requests must be at least 1")
     if args.max_log_len is not None and args.max_log_len < 0:
         raise ConfigError("--max-log-len must not be negative")
-    if args.ssl:
-        for variable in (env.SSL_KEYFILE, env.SSL_CERTFILE):
-            if not os.path.isfile(variable.text() or ""):
-                raise ConfigError(f"--ssl needs {variable.name}, the path of a file, in the environment")
+    check_operation(args)
 
 
-def _serve(args: argparse.Namespace, engine: EngineConfig) -> int:
+def _serve(args: argparse.Namespace, models: list[argparse.Namespace]) -> int:
     # Imported here: parsers are built without loading the web server or an engine.
-    from pathlib import Path
     from threading import Thread
 
     from lmdeploy.logging import set_up
+    from lmdeploy.serve.keys import Keys
+    from lmdeploy.serve.launch import Listener, bind, run_server
+    from lmdeploy.serve.registration import Registered
+    from lmdeploy.serve.served import Server
+
+    set_up(args.log_level)
+    Keys(args.api_keys)  # a file at fault is told before anything is loaded
+    listener = Listener(args.server_name, args.server_port, *ssl_files(args))
+    with bind(listener.host, listener.port) as sock, reports_of(args) as reports:
+        port = sock.getsockname()[1]
+        registration = _registration(args, listener, port)
+        print(settings_text(args), end="", flush=True)
+        configs = _resolved(args, models)
+        served = tuple(_served(model, config) for model, config in zip(models, configs, strict=True))
+        server = Server(served, _options(args), reports=reports)
+        names = tuple(name for one in served for name in one.ids)
+        for one in served:
+            # While the engine loads: in the middle of other people's streams it would be a pause.
+            Thread(target=one.frontend.tokenizer.prepare, daemon=True).start()
+        run_server(
+            server,
+            sock,
+            listener,
+            lambda: _announce(listener, port, names),
+            lambda engines: engines if registration is None else Registered(engines, registration, names),
+            args.shutdown_timeout,
+        )
+    return 0
+
+
+def _resolved(args: argparse.Namespace, models: list[argparse.Namespace]) -> Sequence[RuntimeConfig]:
+    """The plan of every model, printed before anything is loaded."""
+    from lmdeploy.runtime.resolve import plan_table, resolve
+    from lmdeploy.runtime.together import Wanted, resolve_together, together_table
+
+    if len(models) == 1 and args.memory_budget is None:
+        config = resolve(
+            models[0].model_path,
+            engine_config(models[0]),
+            speculative=speculative_args(models[0]),
+            server=True,
+            bodies=args.max_body_size,
+        )
+        print(plan_table(config), flush=True)
+        return [config]
+    wanted = [Wanted(m.model_path, engine_config(m), speculative_args(m), m.share) for m in models]
+    together = resolve_together(wanted, memory=args.memory_budget, bodies=args.max_body_size)
+    print(together_table(together, [_names(m)[0] for m in models]), flush=True)
+    return together.configs
+
+
+def _names(model: argparse.Namespace) -> list[str]:
+    from lmdeploy.models.hub import model_name
+
+    return [*model.model_name, model_name(model.model_path)]
+
+
+def _served(model: argparse.Namespace, config: RuntimeConfig) -> Served:
+    from pathlib import Path
+
     from lmdeploy.runtime.client import ProcessClient
     from lmdeploy.runtime.generate import load_frontend
     from lmdeploy.runtime.messages import Recipe
-    from lmdeploy.runtime.resolve import plan_table, resolve
-    from lmdeploy.serve.launch import Listener, bind, run_server
-    from lmdeploy.serve.registration import Registered
-    from lmdeploy.serve.served import SAMPLING_DEFAULTS, Served, Server
+    from lmdeploy.serve.served import SAMPLING_DEFAULTS, Served
 
-    set_up(args.log_level)
-    ssl = (env.SSL_KEYFILE.text(), env.SSL_CERTFILE.text()) if args.ssl else (None, None)
-    listener = Listener(args.server_name, args.server_port, *ssl)
-    with bind(listener.host, listener.port) as sock:
-        port = sock.getsockname()[1]
-        registration = _registration(args, listener, port)
-        config = resolve(args.model_path, engine, speculative=speculative_args(args), server=True)
-        print(plan_table(config), flush=True)
-        frontend = load_frontend(
-            Path(config.model_path),
-            session_len=config.session_len,
-            vocab_size=config.vocab_size,
-            chat_template=args.chat_template,
-            interface_defaults=SAMPLING_DEFAULTS,
-            generation_config=args.generation_config,
-        )
-        print(_sampling_line(frontend.sampling_defaults, SAMPLING_DEFAULTS), end="", flush=True)
-        client = ProcessClient(Recipe.of("lmdeploy.runtime.build:build_engine", config))
-        served = Served(frontend, client, args.model_path, tuple(args.model_name), args.max_log_len)
-        # While the engine loads: in the middle of other people's streams it would be a pause.
-        Thread(target=frontend.tokenizer.prepare, daemon=True).start()
-        run_server(
-            Server((served,), _options(args)),
-            sock,
-            listener,
-            lambda: _announce(args, port, served.ids),
-            lambda engines: (
-                engines if registration is None else Registered(engines, registration, served.ids)
-            ),
-        )
-    return 0
+    frontend = load_frontend(
+        Path(config.model_path),
+        session_len=config.session_len,
+        vocab_size=config.vocab_size,
+        chat_template=model.chat_template,
+        interface_defaults=SAMPLING_DEFAULTS,
+        generation_config=model.generation_config,
+    )
+    print(_sampling_line(frontend.sampling_defaults, SAMPLING_DEFAULTS), end="", flush=True)
+    recipe = Recipe.of("lmdeploy.runtime.build:build_engine", config)
+    client = ProcessClient(recipe, stalled_step=model.stall_timeout)
+    return Served(
+        frontend,
+        client,
+        model.model_path,
+        tuple(model.model_name),
+        model.max_log_len,
+        log_prompts=model.access_log_prompts,
+        about=about(config),
+        by_path=model.by_path,
+    )
 
 
 def _registration(args: argparse.Namespace, listener: Listener, port: int) -> Registration | None:
@@ -198,9 +292,9 @@ def _sampling_line(defaults: Mapping[str, float], neutral: Mapping[str, float]) 
     return f"requests that are silent get the model's {', '.join(own)}; {switch}\n" if own else ""
 
 
-def _announce(args: argparse.Namespace, port: int, names: tuple[str, ...]) -> None:
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(args.server_name, args.server_name)
-    scheme = "https" if args.ssl else "http"
+def _announce(listener: Listener, port: int, names: Sequence[str]) -> None:
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(listener.host, listener.host)
+    scheme = "https" if listener.ssl_keyfile else "http"
     print(f"serving {', '.join(names)} at {scheme}://{host}:{port}/v1", flush=True)
 
 
@@ -215,6 +309,10 @@ def _options(args: argparse.Namespace) -> Any:
         allow_credentials=args.allow_credentials,
         max_requests=args.max_concurrent_requests,
         docs=not args.disable_fastapi_docs,
+        abort_handling=args.enable_abort_handling,
+        sleep_mode=args.enable_sleep_mode,
         web_page=not args.disable_web_page,
         metrics=not args.disable_metrics,
+        max_body=args.max_body_size,
+        max_bodies=args.max_body_size,
     )

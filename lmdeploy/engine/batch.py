@@ -10,6 +10,7 @@ wanted ("samples").
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -24,6 +25,7 @@ Row = tuple[Sequence, int]
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
 
@@ -54,6 +56,26 @@ class SampleColumns:
 
 
 @dataclass(frozen=True, slots=True)
+class Masks:
+    """Tokens that samples may be. Written while the batch is computed: `wait` before reading `bits`.
+
+    Applied after bans, bias and penalties, before temperature; log-probabilities know nothing of them.
+    """
+
+    index: I32  # [S] row of `bits`; -1: any token
+    bits: U32  # [rows, ceil(vocabulary / 32)]; bit t % 32 of word t // 32: token t may be drawn
+    wait: Callable[[], None]  # returns when all bits are there; never raises
+
+    def allowed(self, sample: int, vocab_size: int) -> npt.NDArray[np.bool_] | None:
+        """[vocabulary] which tokens the sample may be; None: any."""
+        row = int(self.index[sample])
+        if row < 0:
+            return None
+        flags = np.unpackbits(self.bits[row].view(np.uint8), bitorder="little", count=vocab_size)
+        return flags.view(np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """New tokens of R rows with their cache blocks."""
 
@@ -63,6 +85,7 @@ class Batch:
     block_start: I32  # [R+1] offsets into block_ids
     block_ids: I32  # cache blocks of each row in order, covering context_len + new tokens
     samples: SampleColumns
+    masks: Masks | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -130,8 +153,8 @@ class Packer:
         self._last_records: list[bytes] | None = None
         self._columns: dict[str, Any] = {}
 
-    def pack(self, rows: list[Row]) -> Batch:
-        """Rows must hold blocks for all their new tokens."""
+    def pack(self, rows: list[Row], masks: Masks | None = None) -> Batch:
+        """Rows must hold blocks for all their new tokens. `masks`: of these rows."""
         size = self._block_size
         computed = [seq.num_computed for seq, _ in rows]
         counts = [n for _, n in rows]
@@ -144,6 +167,7 @@ class Packer:
             block_start=np.array([0, *accumulate(blocks)], np.int32),
             block_ids=np.concatenate([r[0].block_ids[:b] for r, b in zip(rows, blocks, strict=True)]),
             samples=self._samples(rows, starts),
+            masks=masks,
         )
 
     def _samples(self, rows: list[Row], starts: list[int]) -> SampleColumns:

@@ -108,7 +108,9 @@ class DraftModel:
 
     def _shadow(self, seq: Sequence) -> Sequence:
         sampling = replace(seq.request.sampling, logprobs=None)
-        request = replace(seq.request, sampling=sampling, prompt_logprobs=None, want_logits=False)
+        request = replace(
+            seq.request, sampling=sampling, prompt_logprobs=None, want_logits=False, grammar=None
+        )
         shadow = Sequence(request, seq.order)
         found = self.cache.lookup(shadow) or []
         self.cache.pool.retain(found)

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from lmdeploy.engine.batch import U64, Batch, SampleColumns, StepResult
+from lmdeploy.engine.batch import U64, Batch, Masks, SampleColumns, StepResult
 from lmdeploy.engine.executor import Capabilities
 
 _MASK = (1 << 64) - 1
@@ -76,6 +76,9 @@ class FakeExecutor:
             own = drawing[(drawing >= a) & (drawing < b)]
             drafts = b - 1 - int(own[0]) if len(own) else 0
             self._write(tables[row], int(batch.context_len[row]), batch.token_ids[a:b].tolist(), drafts)
+        if batch.masks is not None:
+            batch.masks.wait()
+            assert len(batch.masks.index) == len(batch.samples.token_index), "one mask index per sample"
         return self._sample(batch, tables)
 
     def close(self) -> None:
@@ -136,7 +139,7 @@ class FakeExecutor:
         for i, row in enumerate(rows.tolist()):
             position = int(batch.context_len[row] + s.token_index[i] - batch.row_start[row])
             state = self._read(tables[row], position + 1)
-            self._answer(result, s, i, state)
+            self._answer(result, batch, i, state)
         return result
 
     def _read(self, table: npt.NDArray[np.int32], length: int) -> int:
@@ -150,10 +153,11 @@ class FakeExecutor:
             return _POISON
         return _mix(int((values * self._weights[:length]).sum())) | 1
 
-    def _answer(self, result: StepResult, s: SampleColumns, i: int, state: int) -> None:
+    def _answer(self, result: StepResult, batch: Batch, i: int, state: int) -> None:
+        s = batch.samples
         target = int(s.target_ids[i])
-        result.finite[i] = state != _POISON
-        result.token_ids[i] = target if target >= 0 else self._draw(s, i, state)
+        result.token_ids[i] = target if target >= 0 else self._draw(s, batch.masks, i, state)
+        result.finite[i] = state != _POISON and result.token_ids[i] >= 0
         top = int(s.logprobs[i])
         if top >= 0:
             result.logprob[i] = self._logprob(state, int(result.token_ids[i]))
@@ -167,9 +171,10 @@ class FakeExecutor:
     def _logprob(self, state: int, token: int) -> float:
         return -(_mix(state ^ token) % 4096) / 256
 
-    def _draw(self, s: SampleColumns, i: int, state: int) -> int:
+    def _draw(self, s: SampleColumns, masks: Masks | None, i: int, state: int) -> int:
         position = int(s.position[i])
-        if position < len(self.script):
+        allowed = None if masks is None else masks.allowed(i, self.vocab_size)
+        if position < len(self.script) and (allowed is None or allowed[self.script[position]]):
             return self.script[position]
         a, b = int(s.history_start[i]), int(s.history_start[i + 1])
         history = sorted(zip(s.history_ids[a:b].tolist(), s.history_counts[a:b].tolist(), strict=True))
@@ -182,12 +187,18 @@ class FakeExecutor:
             state = _mix(state ^ (number & _MASK))
         if s.temperature[i] > 0:
             state = _mix(state ^ _mix(int(s.seed[i]) ^ _mix(position)))
-        return self._first_allowed(s, i, state)
+        return self._first_allowed(s, allowed, i, state)
 
-    def _first_allowed(self, s: SampleColumns, i: int, state: int) -> int:
+    def _first_allowed(
+        self, s: SampleColumns, allowed: npt.NDArray[np.bool_] | None, i: int, state: int
+    ) -> int:
         a, b = int(s.bias_start[i]), int(s.bias_start[i + 1])
         banned = set(s.bias_ids[a:b][np.isneginf(s.bias_values[a:b])].tolist())
+        if allowed is not None:
+            banned |= set(np.flatnonzero(~allowed).tolist())
         token = state % self.vocab_size
+        if len(banned) >= self.vocab_size:
+            return -1
         while token in banned:
             token = (token + 1) % self.vocab_size
         return token

@@ -6,6 +6,8 @@ capabilities; no text and no names of fields on the wire.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from lmdeploy.engine.executor import Capabilities
@@ -42,8 +44,14 @@ def _check_ids(request: Request, vocab_size: int) -> None:
     if ids.min() < 0 or ids.max() >= vocab_size:
         raise RequestError(f"the prompt holds a token id outside the vocabulary of {vocab_size}")
     banned = request.stop_ids if request.min_new_tokens else ()
-    if any(not 0 <= token < vocab_size for token in (*dict(request.sampling.logit_bias), *banned)):
-        raise RequestError(f"logit_bias or a banned stop id is outside the vocabulary of {vocab_size}")
+    if any(not 0 <= token < vocab_size for token in _named_ids(request.sampling, banned)):
+        raise RequestError(
+            f"logit_bias, allowed_token_ids or a banned stop id is outside the vocabulary of {vocab_size}"
+        )
+
+
+def _named_ids(s: SamplingParams, banned: Iterable[int]) -> Iterable[int]:
+    return (*dict(s.logit_bias), *(s.allowed_ids or ()), *banned)
 
 
 def _check_numbers(s: SamplingParams) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from lmdeploy.engine.batch import Batch, Packer, Row, StepResult
 from lmdeploy.engine.executor import Executor
+from lmdeploy.engine.guided import Guides
 from lmdeploy.engine.lanes import held_blocks, long_members
 from lmdeploy.engine.limits import check_request
 from lmdeploy.engine.prefix_cache import PrefixCache
@@ -19,7 +20,7 @@ from lmdeploy.engine.request import Request, Sequence, TokenEvent, TokenLogprobs
 from lmdeploy.engine.scheduler import EngineOptions, Scheduler
 from lmdeploy.engine.speculation import Speculation
 from lmdeploy.engine.stats import StepNotes, StepStats, Totals
-from lmdeploy.engine.stopping import finish_reason, update_bias
+from lmdeploy.engine.stopping import finish_reason, stop_id, update_bias
 from lmdeploy.errors import EngineDeadError, EngineError, OverloadedError, RequestError, error_kind
 
 __all__ = ["Engine", "EngineOptions"]
@@ -28,7 +29,8 @@ __all__ = ["Engine", "EngineOptions"]
 class Engine:
     """Serves many requests on one executor. Exactly one event of a request has a finish_reason.
 
-    With `speculation` a step may bring several tokens of a request, the same ones as without.
+    With `speculation` a step may bring several tokens of a request, the same ones as without. Requests with a
+    grammar need `guides`.
     """
 
     def __init__(
@@ -36,10 +38,12 @@ class Engine:
         executor: Executor,
         options: EngineOptions | None = None,
         speculation: Speculation | None = None,
+        guides: Guides | None = None,
     ) -> None:
         options = options or EngineOptions()
         self.executor = executor
         self._speculation = speculation
+        self._guides = guides
         self._caps = executor.capabilities()
         self._capacity = self._caps.num_blocks * self._caps.block_size
         self._totals = Totals()
@@ -79,6 +83,7 @@ class Engine:
         try:
             check_request(request, self._caps)
             self._check_queue()
+            self._check_grammar(request)
         except (RequestError, OverloadedError) as error:
             self._ended[name] = TokenEvent(
                 name, finish_reason="error", error=error.message, error_kind=error_kind(error)
@@ -87,8 +92,15 @@ class Engine:
             return
         self._arrivals += 1
         seq = self._live[name] = Sequence(request, self._arrivals)
-        update_bias(seq)
-        self._scheduler.add(seq)
+        update_bias(seq, self._caps.vocab_size)
+        if self._guides is not None and request.grammar is not None:
+            self._guides.begin(seq, request.grammar)
+        else:
+            self._scheduler.add(seq)
+
+    def _check_grammar(self, request: Request) -> None:
+        if request.grammar is not None and self._guides is None:
+            raise RequestError("this engine cannot follow grammars")
 
     def _check_queue(self) -> None:
         if self._most is not None and len(self._live) >= self._most:
@@ -115,13 +127,17 @@ class Engine:
         """
         events = list(self._ended.values())
         self._ended.clear()
+        if self._guides is not None:
+            events += self._admit_guided(self._guides)
         rows = self._scheduler.plan()
         self.notes = StepNotes(0, self._scheduler.bound, tuple(self._scheduler.started))
         if not rows:
+            if self._guides is not None and not events:
+                self._guides.wait()
             return events
         if self._speculation is not None:
             rows = self._speculation.extend(rows, self._scheduler)
-        batch = self._packer.pack(rows)
+        batch = self._packer.pack(rows, self._guides.masks(rows) if self._guides is not None else None)
         self._totals.steps += 1
         self.notes.tokens = batch.num_tokens
         try:
@@ -138,6 +154,8 @@ class Engine:
         self.executor.close()
         if self._speculation is not None:
             self._speculation.close()
+        if self._guides is not None:
+            self._guides.close()
 
     def stats(self) -> StepStats:
         pool, size = self._cache.pool, self._caps.block_size
@@ -163,6 +181,16 @@ class Engine:
         with self._speculation.measured(batch):
             return self.executor.execute(batch)
 
+    def _admit_guided(self, guides: Guides) -> list[TokenEvent]:
+        """Schedule requests whose grammar is compiled; last events of those whose grammar is none."""
+        failed = []
+        for seq, error in guides.ready():
+            if error is None:
+                self._scheduler.add(seq)
+            else:
+                failed.append(self._fail(seq, error.message, error_kind(error)))
+        return failed
+
     def _commit(self, rows: list[Row], result: StepResult) -> list[TokenEvent]:
         events = []
         tokens, finite = result.token_ids.tolist(), result.finite.tolist()
@@ -172,8 +200,11 @@ class Engine:
             drafts = max(seq.num_computed + num_new - seq.length, 0)
             draws = seq.num_computed + num_new >= seq.length
             drawn = first + len(seq.scored_positions(num_new)) if seq.scores_prompt else first
+            problem = seq.guide.error if seq.guide is not None else None
             # What comes of a draft matters only if the draft is right.
-            if all_finite or all(finite[first : drawn + draws]):
+            if problem is not None:
+                events.append(self._fail(seq, problem, "RequestError"))
+            elif all_finite or all(finite[first : drawn + draws]):
                 if drawn > first:
                     self._score(seq, result, range(first, drawn))
                 self._advance(seq, num_new - drafts)
@@ -181,7 +212,7 @@ class Engine:
                     events.append(self._accept(seq, result, drawn, tokens[drawn : drawn + 1 + drafts]))
             else:
                 self._cache.retract(seq)
-                events.append(self._fail(seq, "the model produced NaN or infinity for this request"))
+                events.append(self._fail(seq, _no_token(seq)))
             first = drawn + draws + drafts
         return events
 
@@ -240,7 +271,7 @@ class Engine:
         request = seq.request
         seq.append_token(token)
         if seq.bias is not None:
-            update_bias(seq)
+            update_bias(seq, self._caps.vocab_size)
         self._totals.generated_tokens += 1
         event.token_ids += (token,)
         if request.sampling.logprobs is not None:
@@ -248,21 +279,32 @@ class Engine:
         if request.want_logits:
             row = result.logits[sample][None]
             event.logits = row if event.logits is None else np.concatenate([event.logits, row])
+        if seq.guide is not None:
+            seq.guide.advance(token)
         event.finish_reason = finish_reason(seq, self._capacity)
         if event.finish_reason == "stop":
-            event.stop_id = token
+            event.stop_id = stop_id(seq)
 
-    def _fail(self, seq: Sequence, reason: str) -> TokenEvent:
+    def _fail(self, seq: Sequence, reason: str, kind: str = "EngineError") -> TokenEvent:
         self._remove(seq)
         self._totals.failed += 1
         name = seq.request.request_id
-        return TokenEvent(name, finish_reason="error", error=reason, cached_tokens=seq.cached_tokens)
+        return TokenEvent(
+            name, finish_reason="error", error=reason, error_kind=kind, cached_tokens=seq.cached_tokens
+        )
 
     def _remove(self, seq: Sequence) -> None:
         del self._live[seq.request.request_id]
         if self._speculation is not None:
             self._speculation.forget(seq)
-        self._scheduler.remove(seq)
+        if self._guides is None or not self._guides.forget(seq):
+            self._scheduler.remove(seq)
+
+
+def _no_token(seq: Sequence) -> str:
+    if seq.guide is None:
+        return "the model produced NaN or infinity for this request"
+    return "no token is left that the grammar allows and nothing bans (or the model produced NaN or infinity)"
 
 
 def _logprobs(result: StepResult, sample: int, top: int) -> TokenLogprobs:

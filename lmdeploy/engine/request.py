@@ -6,7 +6,7 @@ Knows token ids and numbers only: no text, no tokenizer, no wire format, no mode
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,20 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # output only
     seed: int = 0  # unsigned 64 bit; the draw depends on (seed, number of tokens generated so far) only
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias); -inf bans
+    allowed_ids: tuple[int, ...] | None = None  # all other ids are banned
     logprobs: int | None = None  # None: none; k >= 0: of the chosen token and the k most likely ones
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the text of an answer must be. Equal grammars are compiled once.
+
+    `text`: a JSON Schema; a regular expression for the whole answer; or a Lark grammar with the extensions of
+    llguidance.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,9 @@ class Request:
     prompt_logprobs: int | None = (
         None  # score the prompt: log-probability of each prompt token, top-k beside it
     )
+    repetition: tuple[int, int] | None = None  # (n, times): end when the last n tokens have come so often
     want_logits: bool = False  # return the raw logits of each generated token (float32 [vocab])
+    grammar: Grammar | None = None  # the answer is a text of it and ends where it must
     streams: bool = False  # somebody reads along: prompts beside it are computed in small pieces
     priority: int = 0  # smaller ones go first, and take the place of larger ones where there is too little
     account: str = ""  # whom it is counted for: accounts that wait are served equally
@@ -83,6 +98,30 @@ class TokenEvent:
     accepted_tokens: int = 0  # those of them that are among token_ids
     error: str | None = None  # one line, when finish_reason is "error"
     error_kind: str = "EngineError"  # the class of that error in lmdeploy.errors; RequestError: the caller's
+
+
+class Guide(Protocol):
+    """Where one sequence is in its grammar."""
+
+    end_ids: frozenset[int]  # tokens that end an answer where the grammar may end
+
+    def advance(self, token_id: int) -> None:
+        """A token was drawn."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more can follow."""
+        ...
+
+    @property
+    def error(self) -> str | None:
+        """Why it cannot go on, in one line."""
+        ...
+
+    def fitting(self, token_ids: list[int]) -> int:
+        """How many of these, from the first on, the grammar allows to follow one another."""
+        ...
 
 
 class PenaltyHistory:
@@ -146,6 +185,7 @@ class Sequence:
         "block_ids",
         "cached_tokens",
         "draft_rates",
+        "guide",
         "history",
         "is_long",
         "keys",
@@ -186,6 +226,7 @@ class Sequence:
         self.draft_rates: list[float] | None = (
             None  # how often its drafts are right, owned by draft_policy.py
         )
+        self.guide: Guide | None = None  # of a request with a grammar, as soon as that is compiled
         self.scores_prompt = request.prompt_logprobs is not None
         self.prompt_scores: list[TokenLogprobs] = []  # of prompt positions 1, 2, ...
         self.packed: tuple[bytes, bytes] | None = None  # sampling columns of this request, owned by batch.py

@@ -109,6 +109,8 @@ class Speculation:
                 room -= count
         counts = {}
         for (lead, _), drafts in zip(wanted, self._proposer.propose(wanted) if wanted else [], strict=True):
+            if lead.seq.guide is not None:
+                drafts = drafts[: lead.seq.guide.fitting(drafts)]
             if drafts:
                 lead.seq.put_drafts(drafts)
                 counts[lead.seq] = len(drafts)

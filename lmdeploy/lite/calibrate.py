@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lmdeploy.lite.job import Calibration, Tell, opened, source_of
+from lmdeploy.lite.job import Calibration, Tell, check_vectors, opened, source_of
 from lmdeploy.lite.problem import LayerProblem, LayerResult
 from lmdeploy.lite.shards import FLOATS, Entry, write_shard
 from lmdeploy.lite.walk import Walk
@@ -30,7 +30,8 @@ def calibrate(
 ) -> None:
     """Write the statistics. Errors as `job.quantise_model`."""
     with opened(source) as checkpoint:
-        job = {**source_of(checkpoint, calibration), "kind": "statistics"}
+        check_vectors(checkpoint)
+        job = {**source_of(checkpoint, calibration, tell), "kind": "statistics"}
         windows, spec = calibration.windows, checkpoint.spec
         with Workspace(directory, job, force=force) as workspace:
             workspace.check_space(2 * 4 * spec.hidden_size * sum(len(ids) for ids in windows) + (64 << 20))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmdeploy.lite.problem import LayerResult, LinearReport
-from lmdeploy.lite.shards import FLOATS, Entry, read_header, write_shard
+from lmdeploy.lite.shards import FLOATS, Entry, check_entry, read_header, write_shard
 from lmdeploy.lite.workspace import write_json
 from lmdeploy.models.checkpoint import Checkpoint, Rows
 from lmdeploy.models.files import read_json
@@ -157,8 +157,24 @@ class Export:
         yield stored, Entry(values, self._float_type(old.dtype))
 
     def _float_type(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        floats = dtype.name in ("float64", "float32", "float16", "bfloat16")
-        return dtype if self._dtype is None or not floats else self._dtype
+        return _float_type(dtype, self._dtype)
+
+
+def _float_type(dtype: np.dtype[Any], wanted: np.dtype[Any] | None) -> np.dtype[Any]:
+    floats = dtype.name in ("float64", "float32", "float16", "bfloat16")
+    return dtype if wanted is None or not floats else wanted
+
+
+def check_copied(checkpoint: Checkpoint, schemes: Schemes, dtype: np.dtype[Any] | None) -> None:
+    """ModelError naming a tensor that belongs to no layer and cannot be written at the end: a value is not
+    finite, or is not so in the type it would be stored in."""
+    names = {checkpoint.stored_name(n): n for n in checkpoint.names() if not n.startswith("layers.")}
+    for stored in (*sorted(names), *checkpoint.unread()):
+        values = checkpoint.read_stored(stored)
+        assert not isinstance(values, GroupedTensor)
+        rounded = schemes.get(names.get(stored, "").removesuffix(".weight")) is not None
+        check_entry(stored, Entry(values, values.dtype if rounded else _float_type(values.dtype, dtype)))
+        checkpoint.release_stored(stored)
 
 
 def joined(
@@ -186,6 +202,7 @@ def joined(
         place([t.scales for t in tensors]),
         place([t.zeros for t in tensors]),
         place([t.mins for t in tensors]),
+        tensors[0].order,  # of their common inputs
     )
 
 

@@ -1,7 +1,8 @@
 """Rounding column after column, each error made good by the columns that follow (GPTQ, Frantar et al. 2022,
 arXiv 2210.17323), on a grid settled before.
 
-Groups are of consecutive inputs whatever the order of the columns is, so files need no order of their own.
+Groups are of consecutive columns of the matrix as it comes, whatever the order they are rounded in: files
+need no order of their own unless the caller has put the columns in another one.
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ _BLOCK = 64  # columns whose errors are passed on to the rest at once
 
 def damped(gram: torch.Tensor, damping: float) -> torch.Tensor:
     """gram + damping x its mean diagonal; inputs that never occur get 1 there."""
-    diagonal = gram.diagonal()
-    added = damping * diagonal.mean() + (diagonal <= 0).float()
-    return gram + torch.diag(added)
+    heavy, diagonal = gram.clone(), gram.diagonal()
+    heavy.diagonal().add_(damping * diagonal.mean() + (diagonal <= 0).float())
+    return heavy
+
+
+def by_size(gram: torch.Tensor) -> torch.Tensor:
+    """The inputs, those of largest mean square first."""
+    return torch.argsort(gram.diagonal(), descending=True, stable=True)
 
 
 def compensated_codes(
@@ -27,10 +33,8 @@ def compensated_codes(
 
     act_order: columns with the largest inputs first (the paper's public code calls it so).
     """
-    order = torch.argsort(gram.diagonal(), descending=True, stable=True)
-    if not act_order:
-        order = torch.arange(len(gram), device=gram.device)
-    upper = _inverse_factor(damped(gram, damping)[order][:, order])
+    order = by_size(gram) if act_order else torch.arange(len(gram), device=gram.device)
+    upper = _inverse_factor(damped(gram, damping)[order[:, None], order])
     left = weight[:, order].T.contiguous()
     scales = grid.spread(grid.scales)[:, order].T.contiguous()
     zeros = grid.spread(grid.zeros)[:, order].T.contiguous()
@@ -53,14 +57,17 @@ def compensated_codes(
 def _inverse_factor(gram: torch.Tensor) -> torch.Tensor:
     """U upper triangular with U^T U = gram^-1; row k from the diagonal on holds what column k passes on.
 
-    In float64; damping grows tenfold until the factor exists.
+    In float64, where few such matrices are held at once: of a large model each takes a gigabyte. Damping
+    grows tenfold until the factor exists.
     """
     wide = gram.double()
-    even = torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
+    plain = wide.diagonal().clone()
     for power in range(6):
-        extra = (10.0**power - 1) * 1e-3 * wide.diagonal().mean()
-        factor, failed = torch.linalg.cholesky_ex(wide + extra * even)
+        wide.diagonal().copy_(plain + (10.0**power - 1) * 1e-3 * plain.mean())
+        factor, failed = torch.linalg.cholesky_ex(wide)
         if not failed:
             break
+    del wide
     inverse = torch.cholesky_inverse(factor)
+    del factor
     return torch.linalg.cholesky(inverse, upper=True).float()

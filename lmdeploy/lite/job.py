@@ -18,24 +18,26 @@ import torch
 
 from lmdeploy import __version__
 from lmdeploy.errors import ConfigError
-from lmdeploy.lite.export import Export, Schemes, files_beside, result_bytes
+from lmdeploy.lite.export import Export, Schemes, check_copied, files_beside, result_bytes
 from lmdeploy.lite.methods import quantiser
 from lmdeploy.lite.mixed import mixed_schemes
-from lmdeploy.lite.outside import outside_result, outside_schemes
+from lmdeploy.lite.outside import outside_result
 from lmdeploy.lite.problem import LinearReport
 from lmdeploy.lite.recipe import Recipe
+from lmdeploy.lite.schemes import holds, plan_of
 from lmdeploy.lite.shards import FLOATS
 from lmdeploy.lite.walk import Walk
-from lmdeploy.lite.workspace import Workspace, write_json
+from lmdeploy.lite.workspace import Workspace, check_output, write_json
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.files import locate, read_json
 from lmdeploy.models.formats.writers import WRITERS, Writer
 from lmdeploy.models.packed import is_packed
 from lmdeploy.models.registry import open_checkpoint
-from lmdeploy.quant.scheme import WHOLE_ROW, WeightScheme
+from lmdeploy.quant.scheme import WeightScheme
 
 Tell = Callable[[str, int, int], None]
 Windows = Sequence[Sequence[int]]
+_PIECE = 1 << 22  # bytes read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,21 @@ def opened(source: Path) -> Iterator[Checkpoint]:
         checkpoint.close()
 
 
+def check_job(source: Path, recipe: Recipe, output: Output) -> None:
+    """All that can be refused before any text is read. ConfigError, ModelError."""
+    check_output(output.directory, output.force)
+    with opened(source) as checkpoint:
+        plan_of(checkpoint, recipe, WRITERS[output.format])
+
+
+def check_vectors(checkpoint: Checkpoint) -> None:
+    """ModelError for a value that is not finite in a norm or bias: else found when its layer's turn comes."""
+    for name in sorted(checkpoint.names()):
+        if len(checkpoint.info(name).shape) == 1:
+            checkpoint.read(name)
+            checkpoint.release(name)
+
+
 def quantise_model(
     source: Path,
     recipe: Recipe,
@@ -112,12 +129,11 @@ def quantise_model(
     """
     with opened(source) as checkpoint:
         writer, dtype = WRITERS[output.format], FLOATS[output.dtype] if output.dtype else None
-        if recipe.keep > len(checkpoint.spec.layers):
-            raise ConfigError(f"--keep {recipe.keep}: the model has {len(checkpoint.spec.layers)} layers")
-        check_format(recipe, writer)
-        schemes, notes = even_schemes(checkpoint, recipe, writer)
-        outside = outside_schemes(checkpoint.spec, writer) if recipe.head_bits == 8 else {}
-        job = _job(checkpoint, recipe, calibration, output)
+        plan = plan_of(checkpoint, recipe, writer)
+        schemes, outside, notes = plan.schemes, plan.outside, plan.notes
+        check_vectors(checkpoint)
+        check_copied(checkpoint, schemes | outside, dtype)
+        job = _job(checkpoint, recipe, calibration, output, tell)
         with Workspace(output.directory, job, force=output.force) as workspace:
             planned = schemes | outside
             workspace.check_space(_space(checkpoint, planned, calibration.windows, source, dtype))
@@ -127,9 +143,7 @@ def quantise_model(
                 notes.append(line)
             schemes |= outside
             if not any(schemes.values()):
-                raise ConfigError(
-                    "every matrix would stay as it is: keep fewer layers, or ask for fewer bits"
-                )
+                raise ConfigError("every matrix would stay as it is: ask for fewer bits")
             export = Export(checkpoint, workspace.partial, writer, schemes, dtype)
             walk = Walk(checkpoint, calibration.windows, workspace.work, tell, device=device, at_once=at_once)
             walk.run(quantiser(recipe), schemes, export)
@@ -164,42 +178,6 @@ def _outside_note(report: LinearReport, checkpoint: Checkpoint) -> str:
     return f"{name}{both} in 8 bits: squared error {report.error:.1e} of it{alone}"
 
 
-def check_format(recipe: Recipe, writer: Writer) -> None:
-    """ConfigError when the format cannot hold what the recipe may lead to."""
-    several = recipe.target_bpw is not None or (recipe.keep > 0 and recipe.keep_bits == 8)
-    if several and not writer.mixed:
-        names = " or ".join(name for name, one in WRITERS.items() if one.mixed)
-        raise ConfigError(
-            f"the format {writer.name} holds matrices of one kind; mixed precision needs the format {names}"
-        )
-
-
-def even_schemes(
-    checkpoint: Checkpoint, recipe: Recipe, writer: Writer
-) -> tuple[dict[str, WeightScheme | None], list[str]]:
-    """The recipe's for every matrix of every layer; what the format cannot hold stays as it is. And what is
-    to be said."""
-    spec, schemes = checkpoint.spec, dict[str, WeightScheme | None]()
-    for layer in range(len(spec.layers)):
-        schemes.update({linear.name: recipe.scheme for linear in spec.linears(layer)})
-    notes = _shorter_groups(checkpoint, schemes)
-    refused: dict[str, list[str]] = {}
-    for name, scheme in schemes.items():
-        reason = None if scheme is None else writer.refusal(scheme, _stored_shape(checkpoint, name))
-        if reason is not None:
-            refused.setdefault(reason, []).append(name)
-    for reason, names in refused.items():
-        notes.append(f"{writer.name} {reason}: {_some(names)} stay as they are")
-        schemes.update(dict.fromkeys(names))
-    if not any(schemes.values()):
-        raise ConfigError(
-            f"no matrix can be written in the format {writer.name}, which {next(iter(refused))}"
-        )
-    if not spec.tie_embeddings:
-        schemes["lm_head"] = None
-    return schemes, notes
-
-
 @dataclass(frozen=True, slots=True)
 class _Settle:
     """Mixed precision, measured once: a run that goes on finds what was settled."""
@@ -215,16 +193,14 @@ class _Settle:
     ) -> tuple[dict[str, WeightScheme | None], str]:
         path = self.folder / "schemes.json"
         if not path.exists():
-            chosen, line = mixed_schemes(self.checkpoint, windows, self.recipe, even, self._holds, self.tell)
+            fits = holds(self.checkpoint, self.writer)
+            chosen, line = mixed_schemes(self.checkpoint, windows, self.recipe, even, fits, self.tell)
             saved = {name: None if s is None else asdict(s) for name, s in self._agreed(chosen).items()}
             write_json(path, {"schemes": saved, "line": line})
         value = read_json(path)
         return {n: None if s is None else WeightScheme(**s) for n, s in value["schemes"].items()}, value[
             "line"
         ]
-
-    def _holds(self, name: str, scheme: WeightScheme) -> bool:
-        return self.writer.refusal(scheme, _stored_shape(self.checkpoint, name)) is None
 
     def _agreed(self, schemes: Schemes) -> Schemes:
         """Matrices that the files store as one get the scheme of fewest bits among theirs."""
@@ -238,29 +214,6 @@ class _Settle:
         return {name: least[self.checkpoint.stored_name(f"{name}.weight")][1] for name in schemes}
 
 
-def _stored_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
-    """Of the matrix that the files hold, which may be several of ours."""
-    n, k = checkpoint.stored_shape(f"{name}.weight")
-    return n, k
-
-
-def _shorter_groups(checkpoint: Checkpoint, schemes: Schemes) -> list[str]:
-    uneven: dict[int, int] = {}
-    for name, scheme in schemes.items():
-        inputs = checkpoint.info(f"{name}.weight").shape[1]
-        if scheme is not None and scheme.group_size != WHOLE_ROW and inputs % scheme.group_size:
-            uneven[inputs] = scheme.group_size
-    return [
-        f"{inputs} inputs are no multiple of {group}: the last group of each channel holds"
-        f" {inputs % group if inputs > group else inputs}; readers that want whole groups refuse such files"
-        for inputs, group in uneven.items()
-    ]
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
-
-
 def _space(
     checkpoint: Checkpoint, schemes: Schemes, windows: Windows, source: Path, dtype: np.dtype[Any] | None
 ) -> int:
@@ -270,22 +223,38 @@ def _space(
     return result_bytes(checkpoint, schemes, dtype) + states + beside
 
 
-def source_of(checkpoint: Checkpoint, calibration: Calibration) -> dict[str, Any]:
-    """Model and text, as far as they decide a result."""
+def source_of(checkpoint: Checkpoint, calibration: Calibration, tell: Tell) -> dict[str, Any]:
+    """Model and text, as far as they decide a result; wherever the model is."""
     digest = hashlib.sha256()
     for ids in calibration.windows:
         digest.update(np.asarray(ids, np.int64).tobytes() + b";")
-    files = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in checkpoint.files}
     return {
         "lmdeploy": __version__,
-        "source": {"path": checkpoint.source, "files": files},
+        "source": {"files": _contents(checkpoint.files, tell)},
         "data": {**calibration.described, "ids": digest.hexdigest()},
     }
 
 
-def _job(checkpoint: Checkpoint, recipe: Recipe, calibration: Calibration, output: Output) -> dict[str, Any]:
+def _contents(files: Sequence[Path], tell: Tell) -> dict[str, dict[str, Any]]:
+    """Size and hash of each file, by its name."""
+    total, done, found = sum(file.stat().st_size for file in files), 0, {}
+    for file in files:
+        digest, size = hashlib.sha256(), 0
+        with file.open("rb") as stream:
+            while piece := stream.read(_PIECE):
+                digest.update(piece)
+                size += len(piece)
+                tell("reading the model's files", done + size, total)
+        found[file.name] = {"bytes": size, "sha256": digest.hexdigest()}
+        done += size
+    return found
+
+
+def _job(
+    checkpoint: Checkpoint, recipe: Recipe, calibration: Calibration, output: Output, tell: Tell
+) -> dict[str, Any]:
     return {
-        **source_of(checkpoint, calibration),
+        **source_of(checkpoint, calibration, tell),
         "recipe": asdict(recipe),
         "format": output.format,
         "dtype": output.dtype,

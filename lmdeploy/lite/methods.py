@@ -6,13 +6,14 @@ saw no tokens (experts that no text chose, K38) are rounded plainly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from lmdeploy.lite import awq, smooth_quant
 from lmdeploy.lite.clip import clipped_grid
-from lmdeploy.lite.gptq import compensated_codes, damped
+from lmdeploy.lite.gptq import by_size, compensated_codes, damped
 from lmdeploy.lite.problem import LayerProblem, LayerResult, LinearReport, Quantise
 from lmdeploy.lite.recipe import Recipe
 from lmdeploy.lite.refine import descended_codes, refitted_grid, row_errors
@@ -105,7 +106,10 @@ class _Layer:
         bits = scheme.bits_per_weight(weight.shape[1])
         if not self._seen(name):
             return self._unseen(name, weight, full_grid(weight, scheme), bits)
-        gram = self._stats[name].gram
+        gram, order = self._stats[name].gram, None
+        if scheme.ordered:
+            order = by_size(gram)
+            weight, gram = weight[:, order], gram[order[:, None], order]
         grid = clipped_grid(weight, scheme, gram) if self._steps.clip else full_grid(weight, scheme)
         if self._steps.compensate:
             grid, codes = self._compensated(weight, grid, gram)
@@ -113,7 +117,10 @@ class _Layer:
             codes = grid.codes(weight)
         error = _output_error(weight, grid.values(codes), gram)
         size = _output_error(weight, torch.zeros_like(weight), gram)
-        return grid.tensor(codes), LinearReport(name, bits, error / size if size > 0 else 0.0)
+        tensor = grid.tensor(codes)
+        if order is not None:
+            tensor = replace(tensor, order=order.cpu().numpy().astype(np.int32))
+        return tensor, LinearReport(name, bits, error / size if size > 0 else 0.0)
 
     def _unseen(
         self, name: str, weight: torch.Tensor, grid: Grid, bits: float

@@ -55,19 +55,50 @@ def mixed_schemes(
 ) -> tuple[dict[str, WeightScheme | None], str]:
     """What recipe.keep or recipe.target_bpw makes of `schemes`, and a line that says so.
 
-    ConfigError without windows, or when so few bits are not enough for the smallest schemes.
+    ConfigError without windows, and as `check_mixed`.
     """
     if not windows:
         raise ConfigError("mixed precision needs calibration text to measure sensitivity (samples is 0)")
+    check_mixed(checkpoint, recipe, schemes, holds)
+    measured = measure(checkpoint, windows, _offered(recipe, schemes, holds), tell)
+    chosen = _by_target(recipe, measured) if recipe.target_bpw else _by_layer(recipe, measured)
+    return {**schemes, **chosen}, _line(chosen, measured)
+
+
+def check_mixed(checkpoint: Checkpoint, recipe: Recipe, schemes: Schemes, holds: Holds) -> None:
+    """ConfigError for what `mixed_schemes` could not do with any text; headers only."""
+    layers = len(checkpoint.spec.layers)
+    if recipe.keep > layers:
+        raise ConfigError(f"--keep {recipe.keep}: the model has {layers} layers")
+    if recipe.keep == layers and recipe.keep_bits == 16:
+        raise ConfigError(
+            f"--keep {recipe.keep}: every matrix would stay as it is; keep fewer, or give --keep-bits 8"
+        )
+    if recipe.target_bpw is None:
+        return
+    least, weights = 0.0, 0
+    for name, offered in _offered(recipe, schemes, holds).items():
+        n, k = checkpoint.info(f"{name}.weight").shape
+        least += n * k * min(_bits(s, k) for s in offered)
+        weights += n * k
+    if least > recipe.target_bpw * weights:
+        raise ConfigError(
+            f"--target-bpw {recipe.target_bpw:g}: the smallest schemes need {least / weights:.3f} bits"
+        )
+
+
+def _offered(recipe: Recipe, schemes: Schemes, holds: Holds) -> dict[str, list[WeightScheme | None]]:
+    """The schemes that each matrix can have."""
     options = _options(recipe)
-    offered = {
+    return {
         name: [s for s in options if s is None or s == scheme or holds(name, s)]
         for name, scheme in schemes.items()
         if scheme is not None
     }
-    measured = measure(checkpoint, windows, offered, tell)
-    chosen = _by_target(recipe, measured) if recipe.target_bpw else _by_layer(recipe, measured)
-    return {**schemes, **chosen}, _line(chosen, measured)
+
+
+def _bits(scheme: WeightScheme | None, inputs: int) -> float:
+    return 16.0 if scheme is None else scheme.bits_per_weight(inputs)
 
 
 def _options(recipe: Recipe) -> list[WeightScheme | None]:
@@ -75,7 +106,8 @@ def _options(recipe: Recipe) -> list[WeightScheme | None]:
     more = replace(base, bits=8)
     if recipe.target_bpw is None:
         return [base, more if recipe.keep_bits == 8 else None]
-    groups = [g for g in (WHOLE_ROW, 128, 64, 32) if g != base.group_size]
+    sizes = (128, 64, 32) if base.ordered else (WHOLE_ROW, 128, 64, 32)  # one group has no order
+    groups = [g for g in sizes if g != base.group_size]
     return [base, *(replace(base, group_size=g) for g in groups), more, None]
 
 
@@ -99,9 +131,7 @@ def measure(
     for name, schemes in offered.items():
         shape = checkpoint.info(f"{name}.weight").shape
         weights[name] = shape[0] * shape[1]
-        bits[name] = {
-            s: weights[name] * (16.0 if s is None else s.bits_per_weight(shape[1])) for s in schemes
-        }
+        bits[name] = {s: weights[name] * _bits(s, shape[1]) for s in schemes}
     gradients = _head_gradients(checkpoint, states.pop())
     divergence = {}
     for layer in reversed(layers):
@@ -186,13 +216,7 @@ def _by_target(recipe: Recipe, measured: Measured) -> dict[str, WeightScheme | N
         name: [Choice(measured.bits[name][s], measured.divergence[name][s]) for s in schemes]
         for name, schemes in order.items()
     }
-    try:
-        chosen = allocate(units, most).chosen
-    except ValueError as error:
-        least = sum(min(bits.values()) for bits in measured.bits.values()) / sum(measured.weights.values())
-        raise ConfigError(
-            f"target of {recipe.target_bpw} bits per weight: the smallest schemes need {least:.3f}"
-        ) from error
+    chosen = allocate(units, most).chosen
     return {name: order[name][i] for name, i in chosen.items()}
 
 

@@ -83,7 +83,8 @@ def value_range(weight: torch.Tensor, scheme: WeightScheme) -> tuple[torch.Tenso
 
 
 def grid_between(low: torch.Tensor, high: torch.Tensor, scheme: WeightScheme, inputs: int) -> Grid:
-    """The grid that spans low <= 0 <= high [N, groups]; symmetric ones span the larger of the two.
+    """The grid that spans low <= 0 <= high [N, groups]; symmetric ones span the larger of the two. Where a
+    zero point of 0 is not to be had, values above it have one code less.
 
     Symmetric grids have one code more below zero than above (scale: twice the largest by the number of
     steps); at 8 bits that code is not used.
@@ -93,14 +94,14 @@ def grid_between(low: torch.Tensor, high: torch.Tensor, scheme: WeightScheme, in
         span = 2 * torch.maximum(-low, high)
         steps -= scheme.bits == 8
     else:
-        span = high - low
+        span = torch.maximum(high - low, high * (steps / (steps - scheme.least_zero)))
     scales = float16_scales(span / steps)
     if _signed(scheme):
         zeros = torch.zeros_like(scales)
     elif scheme.symmetric:
         zeros = torch.full_like(scales, 1 << (scheme.bits - 1))
     else:
-        zeros = (-low / scales).round_().clamp_(0, steps)
+        zeros = (-low / scales).round_().clamp_(scheme.least_zero, steps)
     return Grid(scheme, inputs, scales, zeros)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,16 +51,28 @@ def write_shard(path: Path, entries: Mapping[str, Entry]) -> None:
     with partial.open("wb") as file:
         file.write(_header(entries))
         for name, entry in entries.items():
-            flat = entry.values.reshape(-1)
-            for begin in range(0, flat.size, _PIECE):
-                with np.errstate(over="ignore"):  # what becomes infinite is refused below
-                    piece = flat[begin : begin + _PIECE].astype(entry.dtype, copy=False)
-                if piece.dtype.name in FLOATS and not is_finite(piece):
-                    raise ModelError(_not_finite(name, entry.dtype))
+            for piece in _pieces(name, entry):
                 file.write(np.ascontiguousarray(piece).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def check_entry(name: str, entry: Entry) -> None:
+    """What `write_shard` would refuse."""
+    for _ in _pieces(name, entry):
+        pass
+
+
+def _pieces(name: str, entry: Entry) -> Iterator[npt.NDArray[Any]]:
+    """The values in the type stored."""
+    flat = entry.values.reshape(-1)
+    for begin in range(0, flat.size, _PIECE):
+        with np.errstate(over="ignore"):  # what becomes infinite is refused below
+            piece = flat[begin : begin + _PIECE].astype(entry.dtype, copy=False)
+        if piece.dtype.name in FLOATS and not is_finite(piece):
+            raise ModelError(_not_finite(name, entry.dtype))
+        yield piece
 
 
 def read_header(path: Path) -> dict[str, int]:

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +23,7 @@ from lmdeploy.models.folders import free_bytes, meant_place, take_place
 RECORD = "lmdeploy_lite.json"  # in a result: what it was made of and how, and which files are ours
 REPORT_FILES = ("quality.json", "quality.html")  # put beside a result when it is measured
 _JOB, _WORK = "job.json", "work"
+_TOLD = 3  # differences of two jobs that a message names
 Job = Mapping[str, Any]
 
 
@@ -36,7 +37,7 @@ class Workspace:
         self.target = meant_place(directory)
         self._job, self._force = json.loads(json.dumps(job)), force
         check_place(self.target, force)
-        self.partial = self.target.with_name(self.target.name + ".partial")
+        self.partial = _partial(self.target)
         self._held = -1
         self.resumed = False
 
@@ -50,7 +51,7 @@ class Workspace:
             self.target.parent.mkdir(parents=True, exist_ok=True)
             self.partial.mkdir(exist_ok=True)
             self._held = os.open(self.partial, os.O_RDONLY | os.O_DIRECTORY)
-            self._lock()
+            _lock(self._held, self.partial)
             self._begin()
         except OSError as error:
             self._let_go()
@@ -87,26 +88,18 @@ class Workspace:
         check_place(self.target, self._force)
         take_place(self.partial, self.target, self.target.with_name(f".{self.target.name}.old"))
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{self.partial} is being written by another process") from None
-        except OSError:  # the file system knows no locks
-            return
-
     def _begin(self) -> None:
         """Take up what is there, or begin anew."""
         there = {path.name for path in self.partial.iterdir()}
-        if there and not there & {_JOB, _JOB + ".tmp", RECORD}:
-            raise ConfigError(f"{self.partial} holds other files; move them away or name another folder")
+        _check_unfinished(self.partial)
         if _JOB in there and not self._force:
-            before = read_json(self.partial / _JOB)
-            other = [k for k in {**before, **self._job} if before.get(k) != self._job.get(k)]
+            other = list(_differences(read_json(self.partial / _JOB), self._job))
             if other:
+                more = f" and {len(other) - _TOLD} more" if len(other) > _TOLD else ""
                 raise ConfigError(
-                    f"{self.partial} holds an unfinished run with other values of {', '.join(other)}; --force"
-                    " starts anew, or name another folder"
+                    f"{self.partial} holds an unfinished run of another job: {', '.join(other[:_TOLD])}"
+                    f"{more}; it goes on with the same model, text and flags, --force starts anew, or name"
+                    " another folder"
                 )
             self.resumed = True
             return
@@ -119,6 +112,53 @@ class Workspace:
         if self._held >= 0:
             os.close(self._held)
             self._held = -1
+
+
+def check_output(directory: Path, force: bool) -> None:
+    """What a `Workspace` there would refuse whatever the job is; nothing is written. ConfigError."""
+    target = meant_place(directory)
+    check_place(target, force)
+    free_bytes(target)
+    parent = next(path for path in target.parents if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{target} cannot be written: no right to write to {parent}")
+    partial = _partial(target)
+    if partial.is_dir():
+        held = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _lock(held, partial)
+        finally:
+            os.close(held)
+        _check_unfinished(partial)
+
+
+def _partial(target: Path) -> Path:
+    return target.with_name(target.name + ".partial")
+
+
+def _lock(held: int, partial: Path) -> None:
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"{partial} is being written by another process") from None
+    except OSError:  # the file system knows no locks
+        return
+
+
+def _check_unfinished(partial: Path) -> None:
+    there = {path.name for path in partial.iterdir()}
+    if there and not there & {_JOB, _JOB + ".tmp", RECORD}:
+        raise ConfigError(f"{partial} holds other files; move them away or name another folder")
+
+
+def _differences(before: Job, now: Job, inside: str = "") -> Iterator[str]:
+    """What was, and is, of every value that differs."""
+    for key in {**before, **now}:
+        was, is_ = before.get(key), now.get(key)
+        if isinstance(was, dict) and isinstance(is_, dict):
+            yield from _differences(was, is_, f"{inside}{key}.")
+        elif was != is_:
+            yield f"{inside}{key} was {shorten(was)}, is {shorten(is_)}"
 
 
 def check_place(target: Path, force: bool) -> None:

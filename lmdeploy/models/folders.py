@@ -44,12 +44,14 @@ def in_one_go(target: Path, check: Callable[[], None]) -> Iterator[Path]:
 
 def meant_place(directory: Path) -> Path:
     """The place that is meant, without `..` and links on the way to it. ConfigError where none can be
-    written."""
-    if directory.is_symlink():
+    written, and for a link but to an empty folder: a link is never replaced, what it leads to may be."""
+    if directory.is_symlink() and not (directory.is_dir() and not any(directory.iterdir())):
         raise ConfigError(f"{directory} is a link to {os.readlink(directory)}; name the folder itself")
     target = Path(os.path.realpath(directory))
     if Path.cwd().is_relative_to(target):
         raise ConfigError(f"{directory} is the current folder or above it; run this from another one")
+    if os.path.ismount(target):
+        raise ConfigError(f"{directory} is where a disk is mounted, and is not replaced; name a folder in it")
     return target
 
 

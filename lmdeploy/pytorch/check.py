@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from lmdeploy.engine.batch import Batch, SampleColumns
+from lmdeploy.engine.batch import Batch, Masks, SampleColumns
 from lmdeploy.engine.executor import Capabilities
 from lmdeploy.errors import EngineError
 
@@ -36,6 +36,14 @@ def check_batch(batch: Batch, caps: Capabilities) -> None:
     _within("token_ids", batch.token_ids, caps.vocab_size)
     _within("block_ids", batch.block_ids, caps.num_blocks)
     _check_samples(batch.samples, batch.num_tokens, caps.vocab_size)
+    if batch.masks is not None:
+        _check_masks(batch.masks, len(batch.samples.token_index), caps.vocab_size)
+
+
+def _check_masks(masks: Masks, count: int, vocab_size: int) -> None:
+    if len(masks.index) != count or masks.bits.shape[1] != -(-vocab_size // 32):
+        raise _wrong("masks must have one index per sample and one bit per token")
+    _within("mask index", masks.index + 1, len(masks.bits) + 1)
 
 
 def _check_samples(s: SampleColumns, num_tokens: int, vocab_size: int) -> None:

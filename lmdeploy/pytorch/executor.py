@@ -155,7 +155,9 @@ class TorchExecutor:
         self, decoder: Decoder, hidden: torch.Tensor, batch: Batch, first: int, result: StepResult
     ) -> None:
         """Samples from `first` on, one for each row of `hidden`."""
+        if batch.masks is not None:
+            batch.masks.wait()
         padded = functional.pad(hidden, (0, 0, 0, self._tiles.rows - len(hidden)))
         logits = decoder.logits(padded)[: len(hidden)].cpu().numpy()
         for i, row in enumerate(logits):
-            sample_row(row, batch.samples, first + i, result)
+            sample_row(row, batch, first + i, result)

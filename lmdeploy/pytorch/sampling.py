@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from lmdeploy.engine.batch import F32, SampleColumns, StepResult
+from lmdeploy.engine.batch import F32, Batch, SampleColumns, StepResult
 
 LOWEST_LOGPROB = np.float32(-9999.0)
 _GREEDY_BELOW = np.float32(1e-5)  # temperatures under this only ever choose the largest
@@ -31,15 +31,20 @@ def empty_result(columns: SampleColumns) -> StepResult:
     )
 
 
-def sample_row(logits: F32, columns: SampleColumns, i: int, result: StepResult) -> None:
-    """Draw or score sample `i` from its raw logits float32 [vocab], and write its entries of `result`."""
+def sample_row(logits: F32, batch: Batch, i: int, result: StepResult) -> None:
+    """Draw or score sample `i` from its raw logits float32 [vocab], and write its entries of `result`.
+
+    The batch's masks must be there.
+    """
+    columns = batch.samples
     if columns.want_logits[i]:
         result.logits[i] = logits.copy()
     if not np.isfinite(logits).all():
         return
     token = int(columns.target_ids[i])
     if token < 0:
-        token = _choose(logits, columns, i)
+        allowed = None if batch.masks is None else batch.masks.allowed(i, len(logits))
+        token = _choose(logits, columns, i, allowed)
     if token < 0:
         return
     result.token_ids[i], result.finite[i] = token, True
@@ -47,9 +52,11 @@ def sample_row(logits: F32, columns: SampleColumns, i: int, result: StepResult) 
         _write_logprobs(logits, columns, i, result)
 
 
-def _choose(logits: F32, c: SampleColumns, i: int) -> int:
+def _choose(logits: F32, c: SampleColumns, i: int, allowed: npt.NDArray[np.bool_] | None) -> int:
     """The drawn id, or -1 when every id is banned."""
     x = _changed(logits, c, i)
+    if allowed is not None:
+        x = np.where(allowed, x, np.float32(-np.inf))
     largest = int(x.argmax())
     if not np.isfinite(x[largest]):
         return -1

@@ -42,7 +42,7 @@ from lmdeploy.quality.judge import Judgement, Pair, check_url, judge
 from lmdeploy.quality.layers import LayerFigures, comparable, layer_figures
 from lmdeploy.quality.loops import LEAST_TIMES, LEAST_TOKENS, LONGEST_PERIOD
 from lmdeploy.quality.options import EvalOptions
-from lmdeploy.quality.texts import Passages, Tokens, held_out_passages, tokenised
+from lmdeploy.quality.texts import Passages, Tokens, held_out_passages, texts_of, tokenised
 from lmdeploy.runtime.resolve import RuntimeConfig
 from lmdeploy.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -81,8 +81,7 @@ def compare(
     """
     options, begin = options or EvalOptions(), time.monotonic()
     items = _items(options)
-    if options.judge is not None:
-        check_url(options.judge)
+    check_options(options)
     with _opened([original, *others]) as models:
         length = min(options.seqlen, *(model.checkpoint.spec.max_position for model in models))
         passages = held_out_passages(models[0].tokenizer, options.texts, options.samples, length)
@@ -100,6 +99,14 @@ def compare(
     return Report(found, settings, items, [one.answers for one in asked] if items else [])
 
 
+def check_options(options: EvalOptions) -> None:
+    """ConfigError for files and an address that cannot be used, before any model is read."""
+    _items(options)
+    texts_of(options.texts)
+    if options.judge is not None:
+        check_url(options.judge)
+
+
 def _items(options: EvalOptions) -> list[Item]:
     items = built_in_items() if options.behaviours else []
     return items + (read_items(options.eval_file) if options.eval_file else [])
@@ -110,10 +117,11 @@ def _opened(models: Sequence[str | Path]) -> Iterator[list[_Opened]]:
     with ExitStack() as stack:
         found, names = [], list[str]()
         for model in models:
-            path = resolve_model_path(str(model))
+            path = resolve_model_path(str(model)).absolute()
             if is_packed(path):
                 raise ConfigError(
-                    f"{path} is in packed form, whose weights are not read; give the model it was made from"
+                    f"{path} is in packed form, whose weights are not read; give the model it was made from,"
+                    " which holds the same weights"
                 )
             checkpoint = open_checkpoint(path)
             stack.callback(checkpoint.close)

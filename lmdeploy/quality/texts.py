@@ -48,7 +48,7 @@ def held_out_passages(tokenizer: Tokenizer, files: Sequence[str], samples: int, 
     """`samples` times `seqlen` tokens of each domain (less where there is less text). ConfigError names a
     file without text."""
     if files:
-        documents = _of_files(files)
+        documents = texts_of(files)
         source = ", ".join(files)
     else:
         from lmdeploy.lite.data import DOMAINS, held_out
@@ -117,7 +117,8 @@ def _fitting(text: str, encode: Encode, most: int) -> str:
     return text[:length]
 
 
-def _of_files(files: Sequence[str]) -> dict[str, list[str]]:
+def texts_of(files: Sequence[str]) -> dict[str, list[str]]:
+    """The documents of each file, by domain. ConfigError for one that cannot be read."""
     found: dict[str, list[str]] = {}
     for name in files:
         path = Path(name).expanduser()

@@ -15,12 +15,15 @@ class WeightScheme:
     """Integers of `bits` (4 or 8) with one scale for each `group_size` consecutive inputs of a channel.
 
     group_size: WHOLE_ROW is one group for each channel; where it does not divide the inputs, the last group
-    is shorter. symmetric: no zero point (codes are centred); else one zero point of `bits` for each group.
+    is shorter. symmetric: no zero point (codes are centred); else one zero point of `bits` for each group, of
+    at least `least_zero` (0 or 1). ordered: groups are of inputs of like size, not of neighbours (act-order).
     """
 
     bits: int = 4
     group_size: int = 128
     symmetric: bool = False
+    least_zero: int = 0
+    ordered: bool = False
 
     def groups(self, inputs: int) -> int:
         return 1 if self.group_size == WHOLE_ROW else -(-inputs // self.group_size)

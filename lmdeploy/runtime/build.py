@@ -7,6 +7,7 @@ import time
 from lmdeploy.engine.draft_model import DraftModel
 from lmdeploy.engine.draft_policy import AdaptivePolicy
 from lmdeploy.engine.executor import Executor
+from lmdeploy.engine.guided import Guides
 from lmdeploy.engine.loop import Engine
 from lmdeploy.engine.prompt_lookup import PromptLookup
 from lmdeploy.engine.scheduler import EngineOptions
@@ -14,14 +15,18 @@ from lmdeploy.engine.speculation import Proposer, Speculation
 from lmdeploy.errors import CapacityError
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.registry import open_checkpoint
+from lmdeploy.runtime.grammars import LLGrammars
 from lmdeploy.runtime.loading import Loading
 from lmdeploy.runtime.memory_plan import size
 from lmdeploy.runtime.resolve import RuntimeConfig
 from lmdeploy.runtime.step_timing import measure_step_cost
+from lmdeploy.text.tokenizer import load_tokenizer
 
 
 def build_engine(config: RuntimeConfig) -> Engine:
     """Read the weights and take all memory of the plan. Raises ModelError and CapacityError."""
+    # Made before the executor binds this thread to a processor: its own threads go where there is room.
+    grammars = LLGrammars(lambda: load_tokenizer(config.model_path), config.vocab_size)
     try:
         with Loading(_taken_here(config)):
             executor = _executor(config, config.model_path, config.model_format)
@@ -40,10 +45,11 @@ def build_engine(config: RuntimeConfig) -> Engine:
         enable_prefix_caching=config.enable_prefix_caching,
         step_cost=step_cost,
     )
+    guides = Guides(grammars, config.vocab_size)
     if config.speculative is None or proposer is None or step_cost is None:
-        return Engine(executor, options)
+        return Engine(executor, options, guides=guides)
     policy = AdaptivePolicy(proposer.num_kinds, config.speculative.most, step_cost)
-    return Engine(executor, options, Speculation(proposer, policy, time.perf_counter))
+    return Engine(executor, options, Speculation(proposer, policy, time.perf_counter), guides)
 
 
 def _proposer(config: RuntimeConfig) -> Proposer | None:

@@ -7,7 +7,7 @@ driven.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,16 @@ from typing import Any
 import numpy as np
 
 from lmdeploy.config import ChatTemplateConfig, GenerationConfig
-from lmdeploy.engine.request import FinishReason, Request, TokenEvent, TokenLogprobs
+from lmdeploy.engine.request import FinishReason, Grammar, Request, TokenEvent, TokenLogprobs
 from lmdeploy.errors import ContextLengthError, RequestError
 from lmdeploy.runtime.sampling import check_ids, model_defaults, resolve_sampling
+from lmdeploy.runtime.structured import response_grammar
 from lmdeploy.text.chat_template import ChatTemplate, load_chat_template
 from lmdeploy.text.detokenize import Detokenizer
 from lmdeploy.text.stop_strings import StopStrings
 from lmdeploy.text.tokenizer import Tokenizer, load_tokenizer
+
+REPETITION = "repetition"  # stop_reason of an answer that ended because it repeated itself
 
 
 class Frontend:
@@ -73,13 +76,17 @@ class Frontend:
         cache_salt: str = "",
         prompt_logprobs: int | None = None,
         streams: bool = False,
+        grammar: Grammar | None = None,
     ) -> Request:
         """The engine's request for `ids`, with everything that depends on the model checked.
 
         `param` names the field that held the prompt, for error messages; `choice` numbers the answers to one
-        prompt. Raises ContextLengthError when the prompt leaves no room for an answer, and RequestError.
+        prompt; `grammar` stands before the config's response_format. Raises ContextLengthError when the
+        prompt leaves no room for an answer, and RequestError.
         """
         room = self._room(ids, param, least=1)
+        stop_ids = self.stop_ids(config)
+        _check_allowed(config, stop_ids)
         wanted = config.max_new_tokens if config.max_new_tokens is not None else room
         return Request(
             request_id=request_id,
@@ -92,12 +99,14 @@ class Frontend:
                 banned=self._banned(config),
                 choice=choice,
             ),
-            stop_ids=self.stop_ids(config),
+            stop_ids=stop_ids,
             min_new_tokens=min(config.min_new_tokens or 0, room),
             cache_salt=cache_salt,
             prompt_logprobs=prompt_logprobs,
+            repetition=_repetition(config),
             want_logits=config.output_logits is not None,
             streams=streams,
+            grammar=grammar or response_grammar(config.response_format),
         )
 
     def scoring(self, request_id: str, ids: Sequence[int], *, param: str = "prompt", top: int = 0) -> Request:
@@ -143,7 +152,7 @@ class Frontend:
         found = {self.tokenizer.id_of(word): word for word in self.stop_words(config)}
         return {i: word for i, word in found.items() if i is not None and i in self.tokenizer.special_ids}
 
-    def _banned(self, config: GenerationConfig) -> Iterable[int]:
+    def _banned(self, config: GenerationConfig) -> set[int]:
         banned = set(config.bad_token_ids or ())
         check_ids(banned, self.vocab_size, "bad_token_ids")
         for word in config.bad_words or ():
@@ -170,13 +179,29 @@ class Frontend:
         return words
 
 
+def _check_allowed(config: GenerationConfig, stop_ids: frozenset[int]) -> None:
+    """Something must be left while what ends the answer is banned."""
+    allowed = config.allowed_token_ids
+    if allowed is not None and config.min_new_tokens and stop_ids.issuperset(allowed):
+        raise RequestError(
+            "allowed_token_ids are all such that end the answer, which min_tokens forbids",
+            param="allowed_token_ids",
+        )
+
+
+def _repetition(config: GenerationConfig) -> tuple[int, int] | None:
+    n, times = config.repetition_ngram_size, config.repetition_ngram_threshold
+    return (n, times) if n and times else None
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What became certain with one event. Joined over a choice, `text` is the answer.
 
     `token_ids` and `logprobs` (parallel when asked for) are the tokens whose text this delta releases. A last
     token that prints nothing because it ended the answer is among them and named by `silent_stop`.
-    `stop_reason` is the caller's stop word or stop id that matched; None when the model itself ended.
+    `stop_reason` is the caller's stop word or stop id that matched, or REPETITION; None when the model itself
+    ended.
     """
 
     text: str = ""
@@ -282,6 +307,8 @@ class Choice:
         if reason == "stop" and event.stop_id is not None:
             own = event.stop_id in (self._config.stop_token_ids or ())
             stop = self._control_stops.get(event.stop_id, event.stop_id if own else None)
+        elif reason == "stop":
+            stop = REPETITION
         silent = None if self._config.include_stop_str_in_output else event.stop_id
         return self._end(out, reason, stop, silent)
 

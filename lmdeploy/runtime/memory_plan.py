@@ -30,9 +30,9 @@ MAX_BODIES = 32 * 2**20  # bytes of request bodies that a server holds at once
 _COPIES_OF_A_BODY = 2  # as it came, and as text
 
 
-def server_bytes(vocab_size: int) -> int:
-    """Memory of the web server process for a model of `vocab_size` ids, request bodies included."""
-    return _SERVER_BYTES + _SERVER_BYTES_PER_ID * vocab_size + _COPIES_OF_A_BODY * MAX_BODIES
+def server_bytes(vocab_size: int, bodies: int = MAX_BODIES) -> int:
+    """Memory of the web server process for models of `vocab_size` ids together, with `bodies` of requests."""
+    return _SERVER_BYTES + _SERVER_BYTES_PER_ID * vocab_size + _COPIES_OF_A_BODY * bodies
 
 
 @dataclass(frozen=True, slots=True)

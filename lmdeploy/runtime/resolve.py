@@ -6,7 +6,9 @@ headers and never a weight. The result can be pickled: the engine process is bui
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +44,7 @@ from lmdeploy.runtime.memory_plan import (
     server_bytes,
     size,
 )
+from lmdeploy.runtime.notes import cautions, native_notes, notes
 from lmdeploy.speculative import SpeculativeConfig
 from lmdeploy.turbomind import kernel_sets
 from lmdeploy.turbomind.accuracy import Accuracy
@@ -96,32 +99,84 @@ def resolve(
     machine: Machine | None = None,
     offers: Offers | None = None,
     server: bool = False,
+    bodies: int = MAX_BODIES,
 ) -> RuntimeConfig:
     """Make every choice concrete. Raises ConfigError, CapacityError and ModelError.
 
     config: of an engine's own class takes that engine; EngineConfig or None takes the better fit.
     speculative: how several tokens a step are guessed, if they are to be.
-    server: this process becomes a web server, and the engine gets one of its own: the plan holds both.
+    server: this process becomes a web server, and the engine gets one of its own: the plan holds both, and
+    `bodies` bytes of requests that the server holds at once.
     """
     config = config or EngineConfig()
     machine = machine or read_machine()
     offers = offers or Offers(machine.gpus, installed_torch())
+    beside = bodies if server else None
+    with _opened(model, config, speculative, offers) as (path, checkpoint, guesses, choice):
+        try:
+            return _resolve(model, path, checkpoint, config, guesses, machine, choice, beside)
+        except CapacityError as error:
+            # A card that nobody asked for must not be what stands in the way.
+            unasked = type(config) is EngineConfig and _native_refusal(checkpoint, config.dtype) is None
+            if choice.device == "cpu" or not unasked:
+                raise
+            choice = on_the_cpu(choice, offers, error.message)
+            return _resolve(model, path, checkpoint, config, guesses, machine, choice, beside)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a model takes before it is known how much there is; `needs` with its longest context."""
+
+    needs: Needs
+    vocab_size: int
+    device: Device
+
+
+def footprint(
+    model: str,
+    config: EngineConfig,
+    *,
+    speculative: SpeculativeConfig | None = None,
+    machine: Machine | None = None,
+    offers: Offers | None = None,
+) -> Footprint:
+    """Raises ConfigError and ModelError, as `resolve` does."""
+    machine = machine or read_machine()
+    offers = offers or Offers(machine.gpus, installed_torch())
+    with _opened(model, config, speculative, offers) as (_, checkpoint, guesses, choice):
+        _check_session_len(config.session_len, checkpoint.spec)
+        limits = _limits(config, checkpoint.spec, machine)
+        needs = _all_needs(checkpoint, guesses.draft, config, limits, choice)
+        return Footprint(needs, checkpoint.spec.vocab_size, choice.device)
+
+
+@contextlib.contextmanager
+def _opened(
+    model: str, config: EngineConfig, speculative: SpeculativeConfig | None, offers: Offers
+) -> Iterator[tuple[Path, Checkpoint, Guesses, Choice]]:
+    """The model's place and headers, those of its draft model, and the engine for them."""
     path = resolve_model_path(model, revision=config.revision, download_dir=config.download_dir)
     checkpoint = open_checkpoint(path, config.model_format)
     try:
         refusal, packed = _native_refusal(checkpoint, config.dtype), checkpoint.packed is not None
         choice = choose_engine(config, offers, refusal, packed)
         with opened_draft(speculative, config, path) as guesses:
-            try:
-                return _resolve(model, path, checkpoint, config, guesses, machine, choice, server)
-            except CapacityError as error:
-                # A card that nobody asked for must not be what stands in the way.
-                if type(config) is not EngineConfig or choice.device == "cpu" or refusal is not None:
-                    raise
-                choice = on_the_cpu(choice, offers, error.message)
-                return _resolve(model, path, checkpoint, config, guesses, machine, choice, server)
+            yield path, checkpoint, guesses, choice
     finally:
         checkpoint.close()
+
+
+def _limits(config: EngineConfig, spec: ModelSpec, machine: Machine) -> Limits:
+    max_batch_size = config.max_batch_size or DEFAULT_MAX_BATCH_SIZE
+    return Limits(
+        max_rows=max_batch_size,
+        max_step_tokens=config.max_prefill_token_num + max_batch_size,
+        max_context=config.session_len or spec.max_position,
+        block_size=config.cache_block_seq_len,
+        num_threads=config.num_threads or env.NUM_THREADS.number() or machine.cores,
+        kv_bits=config.quant_policy or 16,
+    )
 
 
 def _resolve(
@@ -132,20 +187,12 @@ def _resolve(
     guesses: Guesses,
     machine: Machine,
     choice: Choice,
-    server: bool,
+    bodies: int | None,
 ) -> RuntimeConfig:
     spec = checkpoint.spec
     _check_session_len(config.session_len, spec)
-    max_batch_size = config.max_batch_size or DEFAULT_MAX_BATCH_SIZE
-    limits = Limits(
-        max_rows=max_batch_size,
-        max_step_tokens=config.max_prefill_token_num + max_batch_size,
-        max_context=config.session_len or spec.max_position,
-        block_size=config.cache_block_seq_len,
-        num_threads=config.num_threads or env.NUM_THREADS.number() or machine.cores,
-        kv_bits=config.quant_policy or 16,
-    )
-    plan, limits = _plan(checkpoint, guesses.draft, config, limits, machine, choice, server)
+    limits = _limits(config, spec, machine)
+    plan, limits = _plan(checkpoint, guesses.draft, config, limits, machine, choice, bodies)
     kernels = choose_kernels() if choice.backend == "turbomind" else ""
     return RuntimeConfig(
         model=model,
@@ -165,8 +212,8 @@ def _resolve(
         enable_prefix_caching=config.enable_prefix_caching,
         speculative=guesses.config,
         plan=plan,
-        notes=(*checkpoint.notes, *_notes(config, plan, spec), *_native_notes(kernels, machine)),
-        cautions=_cautions(config, plan, spec, limits.num_threads, machine, choice),
+        notes=(*checkpoint.notes, *notes(config, plan, spec), *native_notes(kernels, machine)),
+        cautions=cautions(config, plan, spec, limits.num_threads, machine, choice),
     )
 
 
@@ -218,17 +265,17 @@ def _plan(
     limits: Limits,
     machine: Machine,
     choice: Choice,
-    server: bool,
+    bodies: int | None,
 ) -> tuple[MemoryPlan, Limits]:
     model_len = checkpoint.spec.max_position
     wishes = Wishes(config.session_len, model_len, limits.max_rows, config.cache_max_entry_count)
     free, bound, beside = machine.memory_free, machine.memory_bound, 0
     if choice.device == "cuda" and choice.gpu is not None:
         free, bound = choice.gpu.memory_free, choice.gpu.name
-    elif server:
+    elif bodies is not None:
         # What this process has taken is part of the server's share, which is planned as a whole.
         free += machine.own_memory
-        beside = server_bytes(checkpoint.spec.vocab_size)
+        beside = server_bytes(checkpoint.spec.vocab_size, bodies)
     needs = dataclasses.replace(_all_needs(checkpoint, draft, config, limits, choice), server=beside)
     plan = plan_memory(needs, wishes, free, bound)
     if plan.session_len == limits.max_context:
@@ -293,53 +340,6 @@ def _needs(checkpoint: Checkpoint, config: EngineConfig, limits: Limits, choice:
         block_size=limits.block_size,
         token=native.block // limits.block_size,
     )
-
-
-def _native_notes(kernels: str, machine: Machine) -> list[str]:
-    """What makes the native engine slower here than it need be; `kernels` is "" for another engine."""
-    notes = []
-    if kernels == "portable":
-        notes.append(
-            "the portable kernels compute, which are slow: AVX2, or the dot product of ARM, is missing or was"
-            " turned off"
-        )
-    if kernels and machine.huge_pages.transparent in ("never", "absent"):
-        notes.append(
-            "memory comes in small pages, which is slower: transparent huge pages are"
-            f" {machine.huge_pages.transparent} (/sys/kernel/mm/transparent_hugepage/enabled)"
-        )
-    return notes
-
-
-def _notes(config: EngineConfig, plan: MemoryPlan, spec: ModelSpec) -> tuple[str, ...]:
-    notes = []
-    if config.session_len is None and plan.session_len == spec.max_position:
-        notes.append(f"session_len is {plan.session_len}, the model's own")
-    ropes = {layer.attention.rope for layer in spec.layers}
-    for kind in sorted({rope.kind for rope in ropes if rope and rope.depends_on_length}):
-        notes.append(
-            f"{kind} positions are those of sequences of {plan.session_len} tokens, for every request"
-        )
-    return tuple(notes)
-
-
-def _cautions(
-    config: EngineConfig,
-    plan: MemoryPlan,
-    spec: ModelSpec,
-    num_threads: int,
-    machine: Machine,
-    choice: Choice,
-) -> tuple[str, ...]:
-    cautions = [choice.note] if choice.note else []
-    if config.session_len is None and plan.session_len < spec.max_position:
-        cautions.append(
-            f"session_len is {plan.session_len}, the largest that fits in memory; "
-            f"the model's own is {spec.max_position}"
-        )
-    if num_threads > machine.logical_cpus:
-        cautions.append(f"{num_threads} threads share {machine.logical_cpus} CPUs: fewer would be faster")
-    return tuple(cautions)
 
 
 def _kv_bits(limits: Limits) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def resolve_sampling(
     defaults: Mapping[str, float],
     *,
     vocab_size: int,
-    banned: Iterable[int] = (),
+    banned: Collection[int] = (),
     choice: int = 0,
 ) -> SamplingParams:
     """All-concrete sampling columns of one request.
@@ -67,8 +67,23 @@ def resolve_sampling(
         frequency_penalty=config.frequency_penalty,
         seed=stream_seed(config.random_seed, choice),
         logit_bias=_logit_bias(config.logit_bias or {}, banned, vocab_size),
+        allowed_ids=_allowed(config, banned, vocab_size),
         logprobs=config.logprobs,
     )
+
+
+def _allowed(config: GenerationConfig, banned: Iterable[int], vocab_size: int) -> tuple[int, ...] | None:
+    if config.allowed_token_ids is None:
+        return None
+    check_ids(config.allowed_token_ids, vocab_size, "allowed_token_ids")
+    bias = config.logit_bias or {}
+    left = {i for i in config.allowed_token_ids if bias.get(i, 0.0) > -BIAS_LIMIT} - set(banned)
+    if not left:
+        raise RequestError(
+            "allowed_token_ids leave no token to choose from, beside what is banned",
+            param="allowed_token_ids",
+        )
+    return tuple(sorted(left))
 
 
 def _value(config: GenerationConfig, defaults: Mapping[str, float], name: str) -> float:

@@ -93,16 +93,35 @@ class Ledger:
     bound: dict[str, float] = field(default_factory=dict)
 
 
+class Pulse:
+    """Shows that the process lives, from a thread of its own, and for how long the step has been running.
+
+    Holds nothing of the engine, which must be free to go at the end.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.step_began = 0.0  # 0: in no step
+
+    def run(self) -> None:
+        """For ever: a long step must not look like a process that hangs."""
+        with contextlib.suppress(ParentGoneError):
+            while True:
+                time.sleep(BEAT_SECONDS)
+                began = self.step_began
+                self._channel.send(Beat(time.perf_counter() - began if began else 0.0))
+
+
 class Worker:
     """Runs one engine until told to end."""
 
-    def __init__(self, engine: Any, channel: Channel) -> None:
+    def __init__(self, engine: Any, channel: Channel, pulse: Pulse) -> None:
         self._engine = engine
         self._channel = channel
+        self._pulse = pulse
         self._draining = False
         self._closed = False
         self._ledger = Ledger()
-        self._step_began = 0.0  # 0: in no step
 
     def run(self) -> None:
         while not self._closed and not (self._draining and not self._engine.has_work):
@@ -110,14 +129,6 @@ class Worker:
                 self._handle(command)
             if self._engine.has_work and not self._closed:
                 self._step()
-
-    def show_life(self) -> None:
-        """Runs beside the engine for ever: a long step must not look like a process that hangs."""
-        with contextlib.suppress(ParentGoneError):
-            while True:
-                time.sleep(BEAT_SECONDS)
-                began = self._step_began
-                self._channel.send(Beat(time.perf_counter() - began if began else 0.0))
 
     def _commands(self) -> list[Command]:
         if self._engine.has_work:
@@ -128,10 +139,10 @@ class Worker:
         return commands
 
     def _step(self) -> None:
-        self._step_began = time.perf_counter()
+        self._pulse.step_began = began = time.perf_counter()
         events = self._engine.step()
-        seconds = time.perf_counter() - self._step_began
-        self._step_began = 0.0
+        seconds = time.perf_counter() - began
+        self._pulse.step_began = 0.0
         notes = self._engine.notes
         if notes.tokens:
             self._ledger.compute += seconds
@@ -205,9 +216,9 @@ def main(argv: list[str]) -> int:
         if engine is None:
             return 1
         channel.send(Ready(_info(engine, time.monotonic() - started)))
-        worker = Worker(engine, channel)
-        threading.Thread(target=worker.show_life, daemon=True).start()
-        worker.run()
+        pulse = Pulse(channel)
+        threading.Thread(target=pulse.run, daemon=True).start()
+        Worker(engine, channel, pulse).run()
     except ParentGoneError:
         return 0
     except Exception:  # the edge of the process: say why it ends; the parent restarts it

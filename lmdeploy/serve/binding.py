@@ -17,8 +17,8 @@ ADVICE = {
     "no_load": "",
     "compute": "the machine is busy and nobody waits",
     "max_batch_size": "requests wait for a row: raise --max-batch-size",
-    "kv_blocks": "requests wait for cache blocks: raise --cache-max-entry-count, or lower --quant-policy or "
-    "--session-len",
+    "kv_blocks": "requests wait for cache blocks: raise --cache-max-entry-count, or set --quant-policy 8 "
+    "or 4",
     "prefill_budget": "requests wait for prompts before them: raise --max-prefill-token-num",
     "long_lane": "long prompts wait for their lane",
 }

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmdeploy.errors import InvalidValueError, LMDeployError, MissingFieldError, RequestError, shorten
+from lmdeploy.serve.record import RECORD
 
 logger = logging.getLogger("lmdeploy.serve")
 
@@ -26,6 +27,8 @@ _PROBLEMS = {
     "int_type": "must be an integer",
     "list_type": "must be a list",
     "too_long": "must hold at most {max_length} entries",
+    "too_short": "must hold at least {min_length} entries",
+    "string_pattern_mismatch": "must be printable ASCII text",
 }
 _OUT_OF_RANGE = ("greater_than_equal", "less_than_equal", "less_than", "int_parsing_size")
 _SHOWN = 200  # characters of a client's value that are repeated in a message
@@ -40,6 +43,13 @@ class HttpError(RequestError):
         self.code = code
 
 
+class RequestAbortedError(RequestError):
+    """Somebody asked to end the request."""
+
+    status = 499
+    code = "request_aborted"
+
+
 def error_body(error: LMDeployError) -> dict[str, Any]:
     """The body of every error answer, and of the error event of a stream."""
     code = error.code
@@ -49,12 +59,19 @@ def error_body(error: LMDeployError) -> dict[str, Any]:
     return {"error": fields}
 
 
+def note(error: LMDeployError) -> None:
+    """Into the record of the request that gets this error."""
+    if (record := RECORD.get()) is not None:
+        record.error = error.code or error.type
+
+
 def error_response(error: LMDeployError) -> Response:
     headers = {}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if error.status in (429, 503):
         headers["Retry-After"] = "1"
+    note(error)
     body = msgspec.json.encode(error_body(error))
     return Response(body, error.status, headers, media_type="application/json")
 
@@ -67,7 +84,9 @@ def internal_error() -> LMDeployError:
 async def on_known_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, LMDeployError)
     if error.status >= 500:
-        logger.error("%s %s: %s", request.method, request.url.path, error.message)
+        record = RECORD.get()
+        name = record.request_id if record is not None else "-"
+        logger.error("%s %s (request %s): %s", request.method, request.url.path, name, error.message)
     return error_response(error)
 
 

@@ -15,6 +15,9 @@ from lmdeploy.errors import rebuild_error
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.generate import Choice, Delta
 from lmdeploy.runtime.stream import Stream
+from lmdeploy.serve.errors import RequestAbortedError
+from lmdeploy.serve.record import RECORD
+from lmdeploy.serve.running import Name, Running
 
 
 @dataclass(slots=True)
@@ -87,6 +90,8 @@ class Generation:
     client: ProcessClient
     answers: Sequence[Answer]
     per_prompt: int
+    running: Running = field(default_factory=Running)
+    names: tuple[Name, ...] = ()  # under which it can be found there while it runs
     _stream: Stream | None = field(default=None, init=False)
 
     async def pieces(self, idle: float | None = None) -> AsyncGenerator[list[Piece], None]:
@@ -95,19 +100,25 @@ class Generation:
         Leaving the iterator aborts what still runs. Raises the engine's errors.
         """
         answers = {a.request.request_id: a for a in self.answers}
-        stream = await self.client.submit(*(a.request for a in self.answers))
-        try:
-            while not stream.ended:
-                if not await stream.wait(idle):
-                    yield []
-                    continue
-                events = stream.take()
-                pieces = [p for e in events if (p := _piece(stream, answers[e.request_id], e)) is not None]
-                if pieces:
-                    yield pieces
-                _raise_failure(events)
-        finally:
-            stream.abort()
+        with self.running.entered(self.names, self._stop):
+            self._stream = stream = await self.client.submit(*(a.request for a in self.answers))
+            try:
+                while not stream.ended:
+                    if not await stream.wait(idle):
+                        yield []
+                        continue
+                    events = stream.take()
+                    pieces = [_piece(stream, answers[event.request_id], event) for event in events]
+                    if moment := [piece for piece in pieces if piece is not None]:
+                        yield moment
+                    _raise_failure(events)
+            finally:
+                stream.abort()
+
+    def _stop(self) -> None:
+        """Somebody asked to end it; whoever waits for pieces gets the error."""
+        if self._stream is not None:
+            self._stream.push(RequestAbortedError("The request was aborted through /abort_request."))
 
     async def whole(self) -> list[Whole]:
         """All answers, once they are finished. Raises the engine's errors."""
@@ -159,5 +170,6 @@ _numbers = itertools.count()
 
 
 def request_id() -> str:
-    """An id for the engine, unique in this process whatever clients send."""
-    return f"http-{next(_numbers)}"
+    """An id for the engine: that of the HTTP request, made unique whatever clients send."""
+    record = RECORD.get()
+    return f"{record.request_id if record is not None else 'http'}-{next(_numbers)}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import signal
 import socket
@@ -26,6 +27,7 @@ from lmdeploy.serve.monitor import Monitor
 from lmdeploy.serve.served import Server
 
 DRAIN_SECONDS = 30.0
+KEYS_SECONDS = 1.0  # between two looks at the files of keys
 MAX_FILES = 4096  # that the server process may hold open, where the system allows it
 
 
@@ -104,9 +106,26 @@ class Engines:
 
     async def start(self) -> None:
         """One after the other: loading takes every core already."""
-        self._beside.append(asyncio.get_running_loop().create_task(Monitor(self._server).run()))
+        loop = asyncio.get_running_loop()
+        self._beside = [loop.create_task(work) for work in (Monitor(self._server).run(), self._watch_files())]
+        if not os.isatty(0):  # else it means that the terminal is gone
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        self._server.loading = True
         for client in self._clients():
             await client.start()
+        self._server.loading = False
+
+    async def _watch_files(self) -> None:
+        """Keys that were added or taken away count within seconds."""
+        while True:
+            await asyncio.sleep(KEYS_SECONDS)
+            await asyncio.to_thread(self._server.keys.refresh)
+
+    def _on_hangup(self) -> None:
+        """What a tool that moves log files away sends afterwards."""
+        self._server.keys.refresh()
+        for report in self._server.reports:
+            report.reopen()
 
     async def drain(self, seconds: float) -> None:
         await asyncio.gather(*(client.drain(seconds) for client in self._clients()))
@@ -126,21 +145,28 @@ def run_server(
     listener: Listener,
     announce: Callable[[], None],
     around: Callable[[Backend], Backend] = lambda engines: engines,
+    drain_seconds: float | None = None,
 ) -> None:
     """Serve the models of `server`, as `run_app` does; `around` may put something before its engines."""
-    run_app(build_app(server), around(Engines(server)), sock, listener, announce)
+    run_app(build_app(server), around(Engines(server)), sock, listener, announce, drain_seconds)
 
 
 def run_app(
-    app: ASGIApp, backend: Backend, sock: socket.socket, listener: Listener, announce: Callable[[], None]
+    app: ASGIApp,
+    backend: Backend,
+    sock: socket.socket,
+    listener: Listener,
+    announce: Callable[[], None],
+    drain_seconds: float | None = None,
 ) -> None:
     """Serve until a signal comes. `announce` is called when the backend can answer.
 
-    SIGTERM and SIGINT: refuse what is new, finish what runs within DRAIN_SECONDS, end; a second one ends at
-    once. Raises what the backend raised while it was starting.
+    SIGTERM and SIGINT: refuse what is new, finish what runs within `drain_seconds` (None: DRAIN_SECONDS),
+    end; a second one ends at once. Raises what the backend raised while it was starting.
     """
     _allow_many_connections()
-    _run(_Life(app, backend, sock, listener, announce).run())
+    seconds = DRAIN_SECONDS if drain_seconds is None else drain_seconds
+    _run(_Life(app, backend, sock, listener, announce, seconds).run())
 
 
 def _allow_many_connections() -> None:
@@ -170,8 +196,10 @@ class _Life:
         sock: socket.socket,
         listener: Listener,
         announce: Callable[[], None],
+        drain_seconds: float,
     ) -> None:
         self._backend = backend
+        self._drain_seconds = drain_seconds
         self._sock = sock
         self._web = _WebServer(_web_config(app, listener))
         self._announce = announce
@@ -213,7 +241,7 @@ class _Life:
     async def _drain(self) -> None:
         """Until what runs has finished, the limit has passed or a second signal has come."""
         self._backend.draining = True
-        drain = asyncio.ensure_future(self._backend.drain(DRAIN_SECONDS))
+        drain = asyncio.ensure_future(self._backend.drain(self._drain_seconds))
         stop = asyncio.ensure_future(self._stop_now.wait())
         await asyncio.wait([drain, stop], return_when=asyncio.FIRST_COMPLETED)
         for one in (drain, stop):

@@ -104,7 +104,12 @@ _GAUGES = {
         "share of the guessed tokens that were right",
         lambda s, stats: _share(_total("accepted_tokens")(s, stats), _total("drafted_tokens")(s, stats)),
     ),
+    "spec_decode_mean_accept_length": _Reading(
+        "tokens that a step with guesses brings: the right guesses and one more",
+        lambda s, _: 1.0 + _share(sum(s.times.accepted), s.times.drafts) if s.times.drafts else 0.0,
+    ),
     "kv_cache_waste_perc": _Reading("share of the places in held blocks that no token has taken", _waste),
+    "lane_long_kv_blocks": _Reading("cache blocks that long prompts hold", _stat("long_blocks")),
     "kv_cache_waste_tokens": _Reading(
         "places in held blocks that no token has taken", _stat("unused_tokens")
     ),
@@ -123,6 +128,7 @@ _COUNTERS = {
     "prompt_tokens": _Reading("prompt tokens of started requests", lambda s, _: s.times.prompt_tokens),
     "generation_tokens": _Reading("generated tokens", lambda s, _: s.times.generated_tokens),
     "cached_tokens": _Reading("prompt tokens from the prefix cache", lambda s, _: s.times.cached_tokens),
+    "spec_decode_num_drafts": _Reading("steps of a request with guesses", lambda s, _: s.times.drafts),
     "spec_decode_num_draft_tokens": _Reading("tokens guessed", _total("drafted_tokens")),
     "spec_decode_num_accepted_tokens": _Reading("tokens guessed rightly", _total("accepted_tokens")),
     "engine_steps": _Reading("steps of the engine", _total("steps")),
@@ -194,6 +200,9 @@ class _Collector(Collector):
         shares = GaugeMetricFamily(
             PREFIX + "bottleneck_share", "share of the last 10 s by what bound", labels=[*_LABELS, "bound"]
         )
+        lanes = GaugeMetricFamily(
+            PREFIX + "lane_requests", "requests by lane of prompt lengths", labels=[*_LABELS, "lane", "state"]
+        )
         for served in self._server.models:
             labels, stats, binding = _labels(served), served.client.last_stats, served.watch.binding()
             for reason, count in served.times.finished.items():
@@ -203,7 +212,27 @@ class _Collector(Collector):
             for name in BOUNDS:
                 bound.add_metric([*labels, name], float(name == binding.bound))
                 shares.add_metric([*labels, name], binding.shares[name])
-        yield from (reasons, blocks, bound, shares)
+            for lane in ("short", "long"):
+                for state in ("running", "waiting"):
+                    lanes.add_metric([*labels, lane, state], _in_lane(stats, lane, state))
+        yield from (reasons, blocks, bound, shares, lanes)
+        yield from self._by_position()
+
+    def _by_position(self) -> Iterator[Metric]:
+        """Right guesses of speculative decoding by their place; no series where there were no guesses."""
+        labels = [*_LABELS, "position"]
+        name = PREFIX + "spec_decode_"
+        counts = CounterMetricFamily(
+            name + "num_accepted_tokens_per_pos", "guesses that were right", labels=labels
+        )
+        rates = GaugeMetricFamily(
+            name + "per_position_accept_rate", "the same as a share of the steps with guesses", labels=labels
+        )
+        for served in self._server.models:
+            for position, count in enumerate(served.times.accepted):
+                counts.add_metric([*_labels(served), str(position)], count)
+                rates.add_metric([*_labels(served), str(position)], _share(count, served.times.drafts))
+        yield from (counts, rates)
 
     def _http(self) -> Iterator[Metric]:
         server = self._server
@@ -222,6 +251,11 @@ class _Collector(Collector):
         yield GaugeMetricFamily(
             PREFIX + "server_resident_memory_bytes", "memory of the web server in RAM", resident_bytes()
         )
+
+
+def _in_lane(stats: Mapping[str, Any], lane: str, state: str) -> float:
+    long = float(stats.get(f"long_{state}", 0))
+    return long if lane == "long" else float(stats.get(state, 0)) - long
 
 
 def _labels(served: Served) -> tuple[str, str]:

@@ -5,8 +5,7 @@ Owns who may come in and how many at once. Knows no route but the ones that are 
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import time
 import uuid
 from collections.abc import Callable, Iterable
 
@@ -15,9 +14,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmdeploy.errors import AuthenticationError, EngineDeadError, LMDeployError, OverloadedError
 from lmdeploy.serve.errors import error_response
+from lmdeploy.serve.keys import Keys
 from lmdeploy.serve.record import RECORD, Record
 from lmdeploy.serve.served import Server
 
+CONTROL_PATHS = frozenset({"/abort_request", "/sleep", "/wakeup"})
 HEALTH_PATHS = ("/health", "/ping", "/v1/health")
 OPEN_PATHS = frozenset((*HEALTH_PATHS, "/openapi.json", "/docs"))
 _MAX_ID = 128
@@ -39,9 +40,10 @@ class RequestIds:
         path = scope["path"]
         if len(path) > 1 and path.endswith("/"):
             scope = {**scope, "path": path.rstrip("/") or "/"}
-        name = _client_id(Headers(scope=scope)) or uuid.uuid4().hex
+        headers = Headers(scope=scope)
+        name = _client_id(headers) or uuid.uuid4().hex
         client = (scope.get("client") or ("",))[0]
-        record = Record(name, scope["method"], path, client)
+        record = Record(name, scope["method"], path, client, traceparent=headers.get("traceparent", ""))
 
         async def send_and_note(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -57,6 +59,7 @@ class RequestIds:
             await self._app(scope, receive, send_and_note)
         finally:
             RECORD.reset(token)
+            record.ended = time.monotonic()
             record.route = getattr(scope.get("route"), "path", "")
             if self._done is not None:
                 self._done(record)
@@ -70,14 +73,14 @@ def _client_id(headers: Headers) -> str | None:
 class ApiKeys:
     """Lets in who has one of the keys, as `Authorization: Bearer K` or `x-api-key: K`."""
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys | Iterable[str]) -> None:
         self._app = app
-        self._digests = [_digest(key) for key in keys]
+        self._keys = keys if isinstance(keys, Keys) else Keys(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._digests or self._is_open(scope):
+        if scope["type"] != "http" or not self._keys.required or self._is_open(scope):
             return await self._app(scope, receive, send)
-        problem = self._problem(Headers(scope=scope))
+        problem = self._problem_with(Headers(scope=scope))
         if problem is None:
             return await self._app(scope, receive, send)
         await error_response(AuthenticationError(problem))(scope, receive, send)
@@ -85,27 +88,25 @@ class ApiKeys:
     def _is_open(self, scope: Scope) -> bool:
         return scope["method"] == "OPTIONS" or scope["path"] in OPEN_PATHS
 
-    def _problem(self, headers: Headers) -> str | None:
+    def _problem_with(self, headers: Headers) -> str | None:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         offered = [bearer.strip()] if scheme.lower() == "bearer" else []
-        offered += [key] if (key := headers.get("x-api-key")) else []
+        offered += [other] if (other := headers.get("x-api-key")) else []
         if not any(offered):
             return "No API key was sent; send `Authorization: Bearer KEY` or `x-api-key: KEY`."
-        return None if any(map(self._known, offered)) else "The API key is wrong."
-
-    def _known(self, key: str) -> bool:
-        """Compares with every key, in the same time wherever they differ."""
-        return sum(hmac.compare_digest(_digest(key), digest) for digest in self._digests) > 0
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        key = self._keys.find(offered)
+        if key is None:
+            return "The API key is wrong."
+        if (record := RECORD.get()) is not None:
+            record.key = key.name
+        return None
 
 
 class Admission:
     """Counts the POST requests that are being answered; refuses more than fit and all while draining.
 
-    A request counts from the end of its body on: whoever does not finish one takes no place from others.
+    What ends requests is let in always. A request counts from the end of its body on: whoever does not finish
+    one takes no place from others.
     """
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
@@ -113,7 +114,7 @@ class Admission:
         self._server = server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in CONTROL_PATHS:
             return await self._app(scope, receive, send)
         refusal = self._refusal()
         if refusal is not None:

@@ -28,9 +28,12 @@ class Record:
     status: int = 0  # 0: the client left before there was one
     sent: int = 0  # bytes of the answer's body
     complete: bool = False  # the answer's last byte was handed over
+    ended: float = 0.0
+    traceparent: str = ""  # of the trace that the client's call is part of
     model: str = ""  # the name that the request used
+    reply_id: str = ""  # the id in the answer
     prompt: str | None = None  # only where it was asked for
-    error: str | None = None  # that ended a stream
+    error: str | None = None  # code or type of the error that it got
     passages: list[Passage] = field(default_factory=list)  # one for each answer
 
 

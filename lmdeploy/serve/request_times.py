@@ -60,6 +60,8 @@ class RequestTimes:
         self.prompt_tokens = 0
         self.generated_tokens = 0
         self.cached_tokens = 0
+        self.drafts = 0  # steps of a request that had guesses in them
+        self.accepted: list[int] = []  # of those, how many were right at each position and all before it
         self.finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self.histograms = {
             "request_prompt_tokens": Histogram(lengths),
@@ -130,12 +132,20 @@ class RequestTimes:
             self.cached_tokens += event.cached_tokens
             self._observe("time_to_first_token_seconds", now - passage.submitted)
             self._observe("request_prefill_time_seconds", now - passage.started)
+        if event.drafted_tokens:
+            self._count_drafts(event)
         if count:
             passage.last = now
             passage.generated += count
             self.generated_tokens += count
         if event.finish_reason is not None:
             self._end(event.request_id, passage, event.finish_reason, now)
+
+    def _count_drafts(self, event: TokenEvent) -> None:
+        self.drafts += 1
+        self.accepted += [0] * (event.drafted_tokens - len(self.accepted))
+        for position in range(event.accepted_tokens):
+            self.accepted[position] += 1
 
     def _end(self, name: str, passage: Passage, reason: str, now: float) -> None:
         del self._running[name]

@@ -11,7 +11,7 @@ from contextlib import aclosing
 import msgspec
 
 from lmdeploy.errors import LMDeployError
-from lmdeploy.serve.errors import error_body, internal_error, logger
+from lmdeploy.serve.errors import error_body, internal_error, logger, note
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -42,6 +42,7 @@ class ChunkWriter:
 
 
 def error_event(error: LMDeployError) -> bytes:
+    note(error)
     return b"data: " + encode(error_body(error)) + b"\n\n"
 
 

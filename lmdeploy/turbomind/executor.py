@@ -95,7 +95,9 @@ class TurbomindExecutor:
         rows = (batch.token_ids, batch.row_start, batch.context_len, batch.block_start, batch.block_ids)
         written = (result.token_ids, result.finite, result.logprob, result.top_ids, result.top_logprobs)
         try:
-            self._model.step(rows, _columns(s), written, result.logits)
+            masks = batch.masks
+            more = () if masks is None else ((masks.index, masks.bits, masks.wait),)
+            self._model.step(rows, _columns(s), written, result.logits, *more)
         except (ValueError, IndexError, RuntimeError) as error:
             raise EngineError(f"the batch cannot be computed: {error}") from error
         return result

@@ -16,7 +16,7 @@ def sequence(r: Request, computed: int = 0, blocks: tuple[int, ...] = (0, 1, 2, 
     seq = Sequence(r, 1)
     seq.append_blocks(list(blocks))
     seq.num_computed = computed
-    update_bias(seq)
+    update_bias(seq, 1000)
     return seq
 
 

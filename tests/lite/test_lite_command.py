@@ -22,6 +22,7 @@ from tiny_model import write_tiny_model
 from lmdeploy.cli.main import main
 from lmdeploy.lite import workspace
 from lmdeploy.lite.export import Export
+from lmdeploy.lite.walk import Walk
 from lmdeploy.models.registry import open_checkpoint
 from lmdeploy.quant.tensors import GroupedTensor
 from lmdeploy.text.tokenizer import load_tokenizer
@@ -208,14 +209,61 @@ def test_an_unfinished_run_with_other_settings_is_not_continued(
         assert quantise("auto_awq", model, tmp_path / "w") == 130
     assert "goes on from the last finished layer" in capsys.readouterr().out
     assert quantise("auto_awq", model, tmp_path / "w", "--w-sym") == 2
-    assert "unfinished run with other values of recipe" in capsys.readouterr().err
+    assert "another job: recipe.scheme.symmetric was false, is true;" in capsys.readouterr().err
     assert quantise("auto_awq", model, tmp_path / "w", "--calib-samples", "3") == 2
-    assert "unfinished run with other values of data" in capsys.readouterr().err
-    os.utime(model / "model.safetensors", (1, 1))
+    assert "another job: data.windows was 4, is 3" in capsys.readouterr().err
+    weights = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(weights[:-1] + b"\0")
     assert quantise("auto_awq", model, tmp_path / "w") == 2
-    assert "unfinished run with other values of source" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert (
+        "another job: source.files.model.safetensors.sha256 was '" in said and "--force starts anew" in said
+    )
+    (model / "model.safetensors").write_bytes(weights)  # with another date
+    shutil.move(model, tmp_path / "elsewhere")
+    assert quantise("auto_awq", tmp_path / "elsewhere", tmp_path / "w") == 0
+    assert "and an earlier run" in capsys.readouterr().out
+    assert not (tmp_path / "w.partial").exists()
+    assert str(tmp_path) not in (tmp_path / "w" / "lmdeploy_lite.json").read_text()
+
+
+def test_an_unfinished_run_is_dropped_with_force(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        _stop(patch, KeyboardInterrupt())
+        assert quantise("auto_awq", model, tmp_path / "w") == 130
     assert quantise("auto_awq", model, tmp_path / "w", "--w-sym", "--force") == 0
     assert not (tmp_path / "w.partial").exists()
+
+
+def test_a_link_to_an_empty_folder_is_that_folder(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert quantise("auto_awq", model, tmp_path / "link") == 0
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real" / "config.json").exists()
+    assert quantise("auto_awq", model, tmp_path / "link", "--force") == 2
+    assert f"is a link to {tmp_path / 'real'}; name the folder itself" in capsys.readouterr().err
+
+
+def test_a_place_where_a_disk_is_mounted_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path / "w")
+    assert quantise("auto_awq", model, tmp_path / "w") == 2
+    assert "is where a disk is mounted" in capsys.readouterr().err
+
+
+def test_no_right_to_write_is_seen_before_text_is_read(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    for command in ("auto_awq", "calibrate"):
+        assert quantise(command, model, tmp_path / "w" / "x") == 2
+        said = capsys.readouterr()
+        assert f"no right to write to {tmp_path}" in said.err and "calibration" not in said.out
 
 
 def test_a_run_beside_another_is_refused(
@@ -251,14 +299,25 @@ def test_earlier_results_are_replaced_with_force_and_nothing_else_is(
     [
         ("model.layers.1.mlp.up_proj.weight", np.nan, "tensor 'model.layers.1.mlp.up_proj.weight' holds"),
         ("model.layers.1.mlp.up_proj.weight", 3e38, "layer 1: what ffn.down_proj is fed is not finite"),
+        ("model.layers.1.input_layernorm.weight", np.nan, "'model.layers.1.input_layernorm.weight' holds"),
+        ("model.norm.weight", np.nan, "tensor 'model.norm.weight' holds values that are not finite"),
+        ("lm_head.weight", np.inf, "tensor 'lm_head.weight' has values that are not finite"),
     ],
 )
 def test_values_that_are_not_finite_are_named_and_leave_nothing(
-    model: Path, tmp_path: Path, name: str, value: float, words: str, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    tmp_path: Path,
+    name: str,
+    value: float,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     tensors = load_file(model / "model.safetensors")
     tensors[name][:] = value
     save_file(tensors, model / "model.safetensors")
+    if "proj" not in name:  # seen before any layer is computed
+        monkeypatch.delattr(Walk, "run")
     assert quantise("auto_awq", model, tmp_path / "w") == 1
     assert words in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["model"]
@@ -287,7 +346,8 @@ def test_a_full_disk_is_seen_before_and_cleared_after(
             ["--w-bits", "8", "--format", "awq"],
             "no matrix can be written in the format awq, which holds 4 bits",
         ),
-        ("auto_awq", ["--format", "gptq"], "no matrix can be written in the format gptq, which has no zero"),
+        ("auto_awq", ["--act-order", "--format", "awq"], "which is written with groups of neighbours here"),
+        ("auto_awq", ["--act-order", "--method", "awq"], "inputs have an order in gptq only"),
         ("auto_awq", ["--w-group-size", "100"], "--w-group-size 100 cannot be written"),
         ("auto_awq", ["--device", "cuda"], "--device cuda: torch sees no CUDA card here"),
         ("auto_awq", ["--batch-size", "0"], "--batch-size 0"),
@@ -295,7 +355,8 @@ def test_a_full_disk_is_seen_before_and_cleared_after(
         ("auto_awq", ["--calib-dataset", "nothing-there"], "no such file or folder"),
         ("auto_awq", ["--target-bpw", "5", "--format", "awq"], "mixed precision needs the format"),
         ("auto_awq", ["--head-bits", "8", "--format", "awq"], "the format awq holds no embedding"),
-        ("auto_awq", ["--target-bpw", "2"], "target of 2.0 bits per weight"),
+        ("auto_awq", ["--target-bpw", "2"], "--target-bpw 2: the smallest schemes need 4.1"),
+        ("auto_awq", ["--keep", "1", "--calib-samples", "0"], "--calib-samples is 0"),
         ("auto_awq", ["--keep", "1", "--target-bpw", "5"], "--keep and --target-bpw both say"),
         ("auto_awq", ["--keep", "-1"], "--keep -1"),
         ("auto_awq", ["--target-bpw", "nan"], "--target-bpw nan"),
@@ -315,8 +376,37 @@ def test_what_cannot_be_done_is_one_line(
 ) -> None:
     model = write_tiny_model(tmp_path / "model")
     assert quantise(command, model, tmp_path / "w", *flags) == 2
-    assert words in capsys.readouterr().err.splitlines()[-1]
+    said = capsys.readouterr()
+    assert words in said.err.splitlines()[-1]
+    assert "calibration" not in said.out  # no text was read
     assert os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--eval-samples", "0"], "--eval-samples is 0"),
+        (["--eval-file", "nothing-there"], "nothing-there"),
+        (["--eval-text", "nothing-there"], "--eval-text nothing-there cannot be read"),
+        (["--judge", "no address"], "--judge"),
+    ],
+)
+def test_what_the_report_cannot_do_is_said_before_the_work(
+    model: Path, tmp_path: Path, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lite", "auto_awq", str(model), "--work-dir", str(tmp_path / "w"), *flags]) == 2
+    said = capsys.readouterr()
+    assert words in said.err and not said.out and os.listdir(tmp_path) == ["model"]
+
+
+def test_messages_name_the_whole_path(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quantise("auto_awq", model, tmp_path / "w") == 0
+    monkeypatch.chdir(tmp_path)
+    for command in ("auto_awq", "calibrate"):
+        assert quantise(command, Path("w"), Path("v")) == 2
+        assert f"error: {tmp_path / 'w'} is quantised already" in capsys.readouterr().err
 
 
 def test_a_quantised_model_is_refused(
@@ -344,6 +434,48 @@ def test_calibrate_writes_what_the_first_matrices_are_fed(model: Path, tmp_path:
     np.testing.assert_allclose(found["attn.v_proj.max_abs"], np.abs(x).max(0), rtol=1e-5)
     np.testing.assert_allclose(found["attn.k_proj.mean_square"], (x**2).mean(0), rtol=1e-5)
     assert json.loads((tmp_path / "s" / "lmdeploy_lite.json").read_text())["kind"] == "statistics"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_act_order_groups_inputs_of_like_size(model: Path, tmp_path: Path, shared: bool) -> None:
+    """g_idx from the statistics of the same text; engines read it, see numerics/test_formats_written.py."""
+    flags = ["--w-group-size", "32", *(["--w-sym"] if shared else [])]
+    assert quantise("auto_gptq", model, tmp_path / "w", "--act-order", *flags) == 0
+    assert quantise("calibrate", model, tmp_path / "s") == 0
+    described = config(tmp_path / "w")["quantization_config"]
+    assert described["desc_act"] and described["checkpoint_format"] == ("gptq" if shared else "gptq_v2")
+    found = load_file(tmp_path / "w" / "model-00002-of-00003.safetensors")
+    for ours, stored in (("attn.k_proj", "self_attn.k_proj"), ("attn.q_proj", "self_attn.q_proj")):
+        size = load_file(tmp_path / "s" / "layer-00000.safetensors")[f"{ours}.mean_square"]
+        wanted = np.empty(len(size), np.int32)
+        wanted[np.argsort(-size, kind="stable")] = np.arange(len(size)) // 32
+        assert np.array_equal(found[f"model.layers.0.{stored}.g_idx"], wanted)
+    assert quantise("auto_gptq", model, tmp_path / "v", *flags) == 0
+    before, after = (logits(tmp_path / name, IDS) for name in ("v", "w"))
+    plain = logits(model, IDS)
+    assert np.abs(after - plain).mean() < 1.5 * np.abs(before - plain).mean()
+
+
+def test_version_1_of_gptq_has_no_zero_point_of_0(model: Path, tmp_path: Path) -> None:
+    """Stored less one it would be 15, which readers take for 16 or for 0. All weights of a group are positive
+    here, where the best zero point is 0."""
+    tensors = load_file(model / "model.safetensors")
+    weight = tensors["model.layers.0.mlp.up_proj.weight"]
+    weight[:, :32] = np.abs(weight[:, :32])
+    save_file(tensors, model / "model.safetensors")
+    flags = ["--w-group-size", "32", "--calib-samples", "0"]
+    assert quantise("auto_gptq", model, tmp_path / "w", "--format", "gptq", *flags) == 0
+    stored = load_file(tmp_path / "w" / "model-00002-of-00003.safetensors")[
+        "model.layers.0.mlp.up_proj.qzeros"
+    ]
+    nibbles = (stored.view(np.uint32)[..., None] >> (4 * np.arange(8, dtype=np.uint32))) & 15
+    assert (nibbles[0] == 0).all() and (nibbles < 15).all()
+    checkpoint = open_checkpoint(tmp_path / "w")
+    read = checkpoint.read("layers.0.ffn.up_proj.weight")
+    assert isinstance(read, GroupedTensor)
+    off = np.abs(read.dequantize() - weight).reshape(len(weight), -1, 32).max(2)
+    assert (off <= 0.51 * read.scales.astype(np.float32)).all()  # nothing is cut off
+    checkpoint.close()
 
 
 def test_bfloat16_sharded_sources_are_read(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import quantised_hf as q
 from executors import make_torch
+from lite_cases import logits, quantise
 from native_case import relative_rms, sequence_logits
 from packing import both_images
+from tiny_model import write_tiny_model
 from written_models import (
     CENTRED,
     CENTRED8,
@@ -77,6 +79,14 @@ def test_a_tied_embedding_in_8_bits_is_also_the_output_matrix(tmp_path: Path) ->
     model, quantization = written("compressed-tensors", schemes, DEMO, tied=True)
     path = model.write(tmp_path, quantization, **DEMO.config, tie_word_embeddings=True)
     check_both_engines(path, expected_logits(model, DEMO))
+
+
+def test_groups_in_an_order_of_their_own(tmp_path: Path) -> None:
+    """As `lite auto_gptq --act-order` writes them; what the files mean is told by the reference."""
+    model = write_tiny_model(tmp_path / "model")
+    flags = ["--act-order", "--w-group-size", "32", "--dtype", "float16"]
+    assert quantise("auto_gptq", model, tmp_path / "w", *flags) == 0
+    check_both_engines(tmp_path / "w", logits(tmp_path / "w", list(IDS)))
 
 
 def bytes_of_lmdeploy(module: str, n: int, k: int, seed: int) -> tuple[q.Parts, q.Array]:

@@ -146,10 +146,11 @@ def test_equal_logits_give_the_tokens_of_the_native_sampler(name: str) -> None:
             want_logits=True,
             **COLUMNS[name],
         )
-        wanted = native.execute(make_batch([NewTokens(ids, 0, np.arange(4, dtype=np.int32))], columns))
+        batch = make_batch([NewTokens(ids, 0, np.arange(4, dtype=np.int32))], columns)
+        wanted = native.execute(batch)
         got = empty_result(columns)
         for i in range(count):
-            sample_row(wanted.logits[i], columns, i, got)
+            sample_row(wanted.logits[i], batch, i, got)
         assert got.token_ids.tolist() == wanted.token_ids.tolist()
         assert got.finite.all()
         assert (got.top_ids == wanted.top_ids).all()

@@ -147,6 +147,33 @@ async def test_long_step_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (engine.ready, engine.restarts) == (True, 0)
 
 
+async def test_step_without_end_is_noticed_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    """The process shows life all the while; it is the step that hangs."""
+    engine = ProcessClient(Recipe.of(FACTORY, {"step_seconds": 600.0}), stalled_step=1.5)
+    await engine.start()
+    try:
+        stream = await engine.submit(request("a", "x", 1))
+        await until(lambda: not engine.ready, 6 * BEAT_SECONDS)
+        assert engine.state == "stalled"
+        assert engine.restarts == 0
+        with pytest.raises(EngineDeadError, match="does not answer"):
+            await engine.submit(request("b", "x", 1))
+        with pytest.raises(EngineDeadError):
+            await read_to_the_end(stream)
+        await until(lambda: engine.ready, 10.0)
+        assert engine.restarts == 1
+    finally:
+        await engine.close()
+    assert "one step took more than" in caplog.text
+
+
+async def test_slow_machine_has_more_patience() -> None:
+    engine = ProcessClient(Recipe.of(FACTORY, {}), stalled_step=2.0)
+    assert engine._patience == 2.0
+    engine.info["longest_step"] = 3.0
+    assert engine._patience == 30.0
+
+
 async def test_stopped_process_is_noticed_and_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
-from prometheus_client.parser import text_string_to_metric_families
 from serve_fakes import TEXT, Api, api, request
+from serve_metrics import dashboard_queries, scrape
 
-DASHBOARD = Path(__file__).resolve().parents[2] / "docs/dashboard/lmdeploy.json"
+from lmdeploy.serve import binding, monitor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -23,31 +20,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def server() -> AsyncIterator[Api]:
     async with api(TEXT, step_seconds=0.002) as server:
         yield server
-
-
-class Scrape:
-    """One answer of /metrics."""
-
-    def __init__(self, text: str) -> None:
-        families = text_string_to_metric_families(text)
-        self.samples = [sample for family in families for sample in family.samples]
-        self.names = {sample.name for sample in self.samples}
-
-    def __call__(self, name: str, **labels: str) -> float:
-        found = [
-            s.value
-            for s in self.samples
-            if s.name == f"lmdeploy:{name}" and labels.items() <= s.labels.items()
-        ]
-        assert len(found) == 1, f"{name}{labels}: {len(found)} samples"
-        return found[0]
-
-
-async def scrape(server: Api) -> Scrape:
-    answer = await server.http.get("/metrics")
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith("text/plain; version=")
-    return Scrape(answer.text)
 
 
 async def test_tokens_and_requests_are_those_of_the_answers(server: Api) -> None:
@@ -108,6 +80,29 @@ async def test_answers_are_counted_by_route_and_status(server: Api) -> None:
     assert seen("http_requests_total", route="/v1/models/{name:path}", status="200") == 1
 
 
+async def test_too_few_rows_bind_and_the_log_says_so(
+    server: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(monitor, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(monitor, "WINDOW", 0.5)
+    monkeypatch.setattr(binding, "WINDOW", 0.5)
+    caplog.set_level("INFO", "lmdeploy.serve")
+    stream = await server.served.client.submit(*(request(f"row{i}", f"{i}", 400) for i in range(12)))
+    watching = asyncio.ensure_future(monitor.Monitor(server.server).run())
+    await asyncio.sleep(0.75)  # not so long that cache blocks bind instead
+    seen = await scrape(server)
+    watching.cancel()
+    stream.abort()
+    assert (seen("num_requests_running"), seen("num_requests_waiting")) == (8, 4)
+    assert seen("bottleneck", bound="max_batch_size") == 1
+    assert seen("bottleneck_share", bound="max_batch_size") > 0.9
+    assert seen("engine_utilisation") > 0.9
+    lines = [record.getMessage() for record in caplog.records if "bound by" in record.getMessage()]
+    assert lines
+    assert "running 8, waiting 4" in lines[-1]
+    assert "bound by max_batch_size" in lines[-1]
+
+
 async def test_head_and_the_switch(server: Api) -> None:
     assert (await server.http.head("/metrics")).status_code == 200
     off = server.configure(metrics=False)
@@ -121,25 +116,42 @@ async def test_metrics_need_the_key_where_there_are_keys(server: Api) -> None:
     assert answer.status_code == 200
 
 
-def dashboard_names() -> set[str]:
-    """Every metric that a panel of the dashboard asks for."""
-    queries: list[str] = []
+# What dashboards made for LMDeploy ask for.
+KNOWN = """
+num_requests_succeeded num_requests_failed num_api_requests_routed num_api_requests_waiting
+num_requests_running num_requests_waiting gpu_cache_usage_perc prefix_cache_hit_rate
+spec_decode_mean_accept_rate spec_decode_mean_accept_length spec_decode_per_position_accept_rate
+prompt_tokens_total generation_tokens_total cached_tokens_total request_success_total
+spec_decode_num_drafts_total spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
+spec_decode_num_accepted_tokens_per_pos_total request_prompt_tokens_bucket
+request_generation_tokens_bucket request_cached_tokens_bucket request_cache_hit_ratio_bucket
+iteration_tokens_total_bucket time_to_first_token_seconds_bucket time_per_output_token_seconds_bucket
+iter_token_latency_bucket e2e_request_latency_seconds_bucket request_queue_time_seconds_bucket
+request_inference_time_seconds_bucket request_prefill_time_seconds_bucket
+request_decode_time_seconds_bucket backend_config_info
+"""
 
-    def walk(value: Any) -> None:
-        if isinstance(value, dict):
-            queries.extend(v for k, v in value.items() if k in ("expr", "query") and isinstance(v, str))
-            for item in value.values():
-                walk(item)
-        elif isinstance(value, list):
-            for item in value:
-                walk(item)
 
-    walk(json.loads(DASHBOARD.read_text()))
-    return {name for query in queries for name in re.findall(r"lmdeploy:\w+", query)}
+async def test_guesses_are_counted_by_their_place() -> None:
+    async with api("ab ab ab ab ab ab ab ab ab$", lookup=True) as server:
+        usage = (await server.chat("ab ab ab ab")).json()["usage"]["completion_tokens_details"]
+        seen = await scrape(server)
+    right, wrong = usage["accepted_prediction_tokens"], usage["rejected_prediction_tokens"]
+    assert right > 0
+    assert seen("spec_decode_num_accepted_tokens_total") == right
+    assert seen("spec_decode_num_draft_tokens_total") == right + wrong
+    drafts = seen("spec_decode_num_drafts_total")
+    assert seen("spec_decode_mean_accept_length") == 1 + right / drafts
+    places = [s.value for s in seen.samples if s.name.endswith("accepted_tokens_per_pos_total")]
+    assert sum(places) == right
+    assert places == sorted(places, reverse=True)
+    first = seen("spec_decode_per_position_accept_rate", position="0")
+    assert first == places[0] / drafts
+    assert {f"lmdeploy:{name}" for name in KNOWN.split()} <= seen.names
 
 
 async def test_every_metric_of_the_dashboard_is_there(server: Api) -> None:
     await server.chat()
-    names = dashboard_names()
+    names = {name for query in dashboard_queries() for name in re.findall(r"lmdeploy:\w+", query)}
     assert len(names) > 20
     assert names <= (await scrape(server)).names

@@ -10,10 +10,12 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from lmdeploy.engine.draft_policy import AdaptivePolicy
 from lmdeploy.engine.fake import FakeExecutor
+from lmdeploy.engine.guided import Guides
 from lmdeploy.engine.loop import Engine, EngineOptions
 from lmdeploy.engine.prompt_lookup import PromptLookup
 from lmdeploy.engine.speculation import Speculation
 from lmdeploy.runtime.generate import Frontend
+from lmdeploy.runtime.grammars import LLGrammars
 from lmdeploy.text.chat_template import ChatTemplate
 from lmdeploy.text.tokenizer import Tokenizer
 
@@ -78,4 +80,5 @@ def make_engine(
     fake = FakeExecutor(num_blocks=num_blocks, vocab_size=tokenizer.vocab_size, script=tuple(ids), **executor)
     proposer = PromptLookup(2, 5)
     speculation = Speculation(proposer, AdaptivePolicy(proposer.num_kinds, 8)) if lookup else None
-    return Engine(fake, EngineOptions(max_batch_size=8, max_prefill_token_num=64), speculation)
+    guides = Guides(LLGrammars(make_tokenizer, tokenizer.vocab_size), tokenizer.vocab_size)
+    return Engine(fake, EngineOptions(max_batch_size=8, max_prefill_token_num=64), speculation, guides)

@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import openai
 from byte_model import make_frontend
+from openai_schemas import check_response
 from serve_engine import FACTORY
 
 from lmdeploy.engine.request import Request
@@ -47,7 +48,9 @@ class Api:
         self.served = server.models[0]
         self.app = build_app(server)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        self.http = httpx.AsyncClient(transport=transport, base_url="http://server")
+        self.http = httpx.AsyncClient(
+            transport=transport, base_url="http://server", event_hooks={"response": [check_response]}
+        )
         self.openai = openai.AsyncOpenAI(
             api_key="any", base_url="http://server/v1", http_client=self.http, max_retries=0
         )

@@ -11,9 +11,10 @@ from serve_engine import FACTORY
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lmdeploy.runtime.client import ProcessClient
+from lmdeploy.runtime.client import STALLED_STEP, ProcessClient
 from lmdeploy.runtime.messages import Recipe
 from lmdeploy.serve import connection, launch, registration
+from lmdeploy.serve.access_log import AccessLog
 from lmdeploy.serve.app import build_app
 from lmdeploy.serve.served import SAMPLING_DEFAULTS, Served, Server, ServerOptions
 
@@ -48,11 +49,15 @@ def main() -> None:
         setattr(connection, name, value)
     proxy_url = settings.pop("proxy_url", None)
     registration.RENEW_SECONDS = 0.5
+    log = settings.pop("access_log", None)
+    stalled_step = settings.pop("stalled_step", STALLED_STEP)
     options = ServerOptions(keep_alive=1.0, **settings.pop("options", {}))
     frontend = make_frontend(settings.pop("session_len", 512), defaults=SAMPLING_DEFAULTS)
     launch.build_app = with_stats
-    client = ProcessClient(Recipe.of(FACTORY, settings))
-    server = Server((Served(frontend, client, "byte-model"),), options)
+    client = ProcessClient(Recipe.of(FACTORY, settings), stalled_step=stalled_step)
+    server = Server(
+        (Served(frontend, client, "byte-model"),), options, reports=(AccessLog(log),) if log else ()
+    )
     with launch.bind("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
         listener = launch.Listener("127.0.0.1", port)

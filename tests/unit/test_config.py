@@ -180,7 +180,7 @@ def test_engine_config_refuses(wrong: dict[str, Any]) -> None:
         {"ignore_eos": "no"},
         {"n": 2},
         {"output_logits": "all"},
-        {"response_format": {"type": "json_object"}},
+        {"response_format": "json_object"},
         {"min_new_tokens": 600},
         {"temperature": 10**400},
         {"temperature": 10**5000},

@@ -55,11 +55,14 @@ ONLY_IN = {
     "uvicorn": ("serve/",),
     "pydantic": ("serve/",),
     "prometheus_client": ("serve/",),
+    "opentelemetry": ("serve/tracing.py",),
+    "yaml": ("cli/",),
     "jinja2": ("text/",),
     "tokenizers": ("text/",),
     "safetensors": ("models/", "lite/", "cli/smoke.py"),
     "huggingface_hub": ("models/", "lite/"),
     "prompt_toolkit": ("cli/",),
+    "llguidance": ("runtime/",),
 }
 ENGINE_THIRD_PARTY = {"numpy"}
 NO_FAMILY_NAMES = r"llm[-_]smollm2|llama3|llama\.cpp|llama_4_scaling_beta"

@@ -61,6 +61,39 @@ def test_a_record_becomes_a_document(record: Any, expected: Document | None) -> 
     assert document(record) == expected
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+TEXT = {"type": "text", "text": "2 + 2?"}
+
+
+def said_by(content: Any, role: str = "user") -> list[Any]:
+    return [{"role": role, "content": content}, CHAT[1]]
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected", "said"),
+    [
+        (said_by([TEXT, IMAGE]), CHAT, "messages lost what is no text (parts: 'image_url')"),
+        (said_by(["2 + 2?", 7]), CHAT, "messages lost what is no text (parts: 'of no type')"),
+        (said_by(["2 + 2?"]), CHAT, ""),
+        (said_by([IMAGE]), None, "with a message without text (parts: 'image_url') were skipped"),
+        (said_by(None), None, "conversations with a message without text were skipped"),
+        (said_by("2 + 2?", "wizard"), None, "with an unknown role ('wizard') were skipped"),
+    ],
+)
+def test_what_conversations_lose_is_counted(
+    tmp_path: Path, messages: Any, expected: Document | None, said: str
+) -> None:
+    """Images and roles that no template here is asked to render."""
+    path = lines(tmp_path / "a.jsonl", {"messages": messages}, {"messages": messages}, {"messages": CHAT})
+    found, warnings = texts(path)
+    assert found == [*([] if expected is None else [expected] * 2), CHAT]
+    assert [warning.startswith("x: 2 ") and said in warning for warning in warnings] == [True] * bool(said)
+    if expected is None:
+        with pytest.raises(ConfigError, match="there is no text in it") as error:
+            texts(lines(path, {"messages": messages}))
+        assert said in str(error.value)
+
+
 def test_text_files(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     for encoded in (

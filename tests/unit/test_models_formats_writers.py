@@ -22,7 +22,7 @@ def matrix(scheme: WeightScheme, n: int, k: int, ordered: bool = False) -> tuple
     rng = np.random.default_rng(n + k)
     top, groups = (1 << scheme.bits) - 1, scheme.groups(k)
     codes = rng.integers(0, top + 1, (n, k)).astype(np.uint8)
-    zeros = rng.integers(0, top + 1, (n, groups)).astype(np.uint8)
+    zeros = rng.integers(scheme.least_zero, top + 1, (n, groups)).astype(np.uint8)
     if scheme.symmetric:
         zeros[:] = (top + 1) // 2
     scales = rng.uniform(0.001, 0.1, (n, groups)).astype(np.float16)
@@ -41,6 +41,8 @@ CASES = [
     ("awq", WeightScheme(4, WHOLE_ROW, False), q.pack_awq),
     ("gptq", WeightScheme(4, 128, True), q.pack_gptq(4)),
     ("gptq", WeightScheme(4, 64, True), q.pack_gptq(4)),
+    ("gptq", WeightScheme(4, 64, False, least_zero=1), q.pack_gptq(4)),
+    ("gptq", WeightScheme(8, 128, False, least_zero=1), q.pack_gptq(8)),
     ("gptq_v2", WeightScheme(4, 128, False), q.pack_gptq(4, 0)),
     ("gptq", WeightScheme(8, 128, True), q.pack_gptq(8)),
     ("gptq_v2", WeightScheme(8, 128, False), q.pack_gptq(8, 0)),
@@ -76,9 +78,9 @@ def test_what_is_written_reads_back_equal(name: str, scheme: WeightScheme, pack:
 
 
 def test_act_order_comes_back_as_the_same_values() -> None:
-    scheme = WeightScheme(4, 64, True)
+    scheme = WeightScheme(4, 64, True, ordered=True)
     tensor, _ = matrix(scheme, 64, 256, ordered=True)
-    config = WRITERS["gptq"].config({"x": scheme}) | {"desc_act": True}
+    config = WRITERS["gptq"].config({"x": scheme})
     back, info = read(config, WRITERS["gptq"].encode(tensor, True, F16))
     assert info.ordered and isinstance(back, GroupedTensor)
     assert np.array_equal(back.dequantize(), tensor.dequantize())
@@ -88,6 +90,8 @@ def test_what_a_format_cannot_hold_is_said() -> None:
     assert "4 bits" in str(WRITERS["awq"].refusal(WeightScheme(8), (64, 128)))
     assert "8 output channels" in str(WRITERS["awq"].refusal(WeightScheme(), (60, 128)))
     assert "8 inputs" in str(WRITERS["gptq_v2"].refusal(WeightScheme(), (64, 100)))
+    for name in ("awq", "compressed-tensors", "w8a8"):
+        assert "groups of neighbours" in str(WRITERS[name].refusal(WeightScheme(ordered=True), (64, 128)))
     assert "zero point of 0" in str(WRITERS["gptq"].refusal(WeightScheme(), (64, 128)))
     assert "8 symmetric bits" in str(WRITERS["w8a8"].refusal(WeightScheme(), (64, 128)))
     with pytest.raises(ConfigError, match="compressed-tensors"):

@@ -5,6 +5,6 @@ of the built-in set share no document.
 """
 
 from lmdeploy.lite.data.builtin import DOMAINS, held_out
-from lmdeploy.lite.data.calibration import CalibrationSet, calibration_windows
+from lmdeploy.lite.data.calibration import CalibrationSet, calibration_windows, check_size
 
-__all__ = ["DOMAINS", "CalibrationSet", "calibration_windows", "held_out"]
+__all__ = ["DOMAINS", "CalibrationSet", "calibration_windows", "check_size", "held_out"]

@@ -69,8 +69,7 @@ def calibration_windows(
     """
     if source is not None and not source.strip():
         raise ConfigError("--calib-dataset is empty: name a file, a folder or a known data set")
-    if samples < 0 or seqlen < 8:
-        raise ConfigError("--calib-samples must be at least 0 and --calib-seqlen at least 8.")
+    check_size(samples, seqlen)
     if not samples:
         return CalibrationSet(np.zeros((0, seqlen), np.int64), {"source": "none", "parts": []})
     room = max(_LEAST_ROOM, samples * seqlen * _ROOM)
@@ -89,6 +88,12 @@ def calibration_windows(
     warnings += _shortage(streams, samples, seqlen, ids)
     warnings += cutter.warnings()
     return CalibrationSet(ids, _describe(source, streams, ids, seed), tuple(warnings))
+
+
+def check_size(samples: int, seqlen: int) -> None:
+    """ConfigError for what no text can give."""
+    if samples < 0 or seqlen < 8:
+        raise ConfigError("--calib-samples must be at least 0 and --calib-seqlen at least 8.")
 
 
 def _parts(source: str | None) -> tuple[Part, ...]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lmdeploy.errors import ConfigError
-from lmdeploy.lite.data.records import EXPECTED, FIELDS, Document, document, field_names
+from lmdeploy.lite.data.records import EXPECTED, FIELDS, Document, document, field_names, is_message
 
 KINDS = (".txt", ".text", ".md", ".jsonl", ".ndjson", ".json", ".parquet")
 _COMPRESSED = (".gz", ".zst")
@@ -219,15 +219,15 @@ def _whole(text: str, file: Path) -> Iterator[Any]:
 
 def _rows(value: Any) -> Iterator[Any]:
     """The records of an array; of an object, the record that it is, or those of the list in it."""
-    if (
-        isinstance(value, list)
-        and value
-        and not all(isinstance(x, dict) and {"role", "from"} & x.keys() for x in value)
-    ):
+    if isinstance(value, list) and value and not all(map(is_message, value)):
         yield from value
         return
     if isinstance(value, dict) and document(value) is None:
-        lists = [x for x in value.values() if isinstance(x, list) and x and isinstance(x[0], dict)]
+        lists = [
+            x
+            for x in value.values()
+            if isinstance(x, list) and x and isinstance(x[0], dict) and not is_message(x[0])
+        ]
         if len(lists) == 1:
             yield from lists[0]
             return
@@ -237,9 +237,12 @@ def _rows(value: Any) -> Iterator[Any]:
 def _documents(records: Iterable[Any], notes: Notes) -> Iterator[Document]:
     unusable: set[str] = set()
     for record in records:
-        found = document(record)
+        told = notes.skipped.total()
+        found = document(record, notes.skipped)
         if found is not None:
             yield found
+            continue
+        if notes.skipped.total() > told:
             continue
         empty = isinstance(record, dict) and any(name in record for name in FIELDS)
         what = (

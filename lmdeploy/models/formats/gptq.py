@@ -189,7 +189,7 @@ def config(groups: Mapping[WeightScheme, list[str]], kept: list[str], version: i
         "quant_method": "gptq",
         "checkpoint_format": "gptq" if version == 1 else "gptq_v2",
         **_options(scheme),
-        "desc_act": False,
+        "desc_act": scheme.ordered,
         **({"dynamic": dynamic} if dynamic else {}),
     }
 

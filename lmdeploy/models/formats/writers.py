@@ -18,6 +18,7 @@ from lmdeploy.models.formats.module import Array
 from lmdeploy.quant.scheme import WeightScheme
 from lmdeploy.quant.tensors import GroupedTensor
 
+_NEIGHBOURS = "is written with groups of neighbours here: use gptq or gptq_v2 for groups in another order"
 Schemes = Mapping[str, WeightScheme | None]  # by module as the files call it; None: not quantised
 
 
@@ -55,6 +56,8 @@ class AwqWriter:
     def refusal(self, scheme: WeightScheme, shape: tuple[int, int]) -> str | None:
         if scheme.bits != 4:
             return f"holds 4 bits, not {scheme.bits}"
+        if scheme.ordered:
+            return _NEIGHBOURS
         return None if shape[0] % 8 == 0 else f"packs 8 output channels in a word, and there are {shape[0]}"
 
     def encode(self, tensor: GroupedTensor, symmetric: bool, dtype: np.dtype[Any]) -> dict[str, Array]:
@@ -68,7 +71,7 @@ class AwqWriter:
 class GptqWriter:
     """GPTQ; version 1 stores zero points less one, version 2 as they are.
 
-    Readers differ in what a zero point of 0 means in version 1 (0 or 16), so it takes symmetric schemes only.
+    Readers differ in what a zero point of 0 means in version 1 (0 or 16), so it takes schemes that have none.
     """
 
     version: int
@@ -80,8 +83,8 @@ class GptqWriter:
         return "gptq" if self.version == 1 else "gptq_v2"
 
     def refusal(self, scheme: WeightScheme, shape: tuple[int, int]) -> str | None:
-        if self.version == 1 and not scheme.symmetric:
-            return "has no zero point of 0, which asymmetric schemes need: use gptq_v2 or a symmetric one"
+        if self.version == 1 and not scheme.symmetric and scheme.least_zero == 0:
+            return "has no zero point of 0: use gptq_v2, or a scheme that has none"
         per_word = 32 // scheme.bits
         for count, what in zip(shape, ("output channels", "inputs"), strict=True):
             if count % per_word:
@@ -105,6 +108,8 @@ class PackedWriter:
 
     def refusal(self, scheme: WeightScheme, shape: tuple[int, int]) -> str | None:
         per_word = 32 // scheme.bits
+        if scheme.ordered:
+            return _NEIGHBOURS
         return None if shape[1] % per_word == 0 else f"packs {per_word} inputs in a word, not {shape[1]}"
 
     def encode(self, tensor: GroupedTensor, symmetric: bool, dtype: np.dtype[Any]) -> dict[str, Array]:
@@ -123,6 +128,8 @@ class BytesWriter:
     outside: bool = False
 
     def refusal(self, scheme: WeightScheme, shape: tuple[int, int]) -> str | None:
+        if scheme.ordered:
+            return _NEIGHBOURS
         return None if scheme.bits == 8 and scheme.symmetric else "holds 8 symmetric bits only"
 
     def encode(self, tensor: GroupedTensor, symmetric: bool, dtype: np.dtype[Any]) -> dict[str, Array]:

@@ -20,8 +20,9 @@ from lmdeploy.errors import InvalidValueError
 from lmdeploy.runtime.generate import Choice
 from lmdeploy.serve.generation import Answer, Generation, Piece, request_id
 from lmdeploy.serve.native.protocol import GENERATED, GenerateBody, PerplexityBody
+from lmdeploy.serve.openai.answers import make_answer
 from lmdeploy.serve.openai.logprobs import floored
-from lmdeploy.serve.openai.prompts import plain_prompt, shorten_prompt
+from lmdeploy.serve.openai.prompts import check_cut, plain_prompt, shorten_prompt
 from lmdeploy.serve.openai.protocol import parse_body
 from lmdeploy.serve.served import Served, Server
 from lmdeploy.serve.sse import KEEP_ALIVE, encode, ending_well
@@ -56,21 +57,15 @@ async def get_ppl(server: Server, request: Request) -> Response:
 def _prepare(server: Server, raw: bytearray) -> _Run:
     body = parse_body(GenerateBody, raw)
     served, _ = server.model(body.model)
+    check_cut(served, body)
     config = body.generation_config(body.max_tokens or GENERATED, 0 if body.return_logprob else None)
     param = "input_ids" if body.prompt is None else "prompt"
     ids = shorten_prompt(_ids(served, body, param), body.truncate_prompt_tokens)
-    request = served.frontend.request(
-        request_id(),
-        ids,
-        config,
-        param=param,
-        cache_salt=body.cache_salt or "",
-        streams=bool(body.stream),
-    )
-    served.log_prompt(request.request_id, ids)
+    answer = make_answer(served, body, config, ids, param=param)
+    served.log_prompt(answer.request.request_id, ids)
     body.prompt = body.input_ids = None  # a long text is not kept while its answer is made
-    answer = Answer(0, request, Choice(served.frontend, config))
-    return _Run(body, answer, Generation(served.client, [answer], per_prompt=1))
+    generation = Generation(served.client, [answer], 1, server.running, body.names())
+    return _Run(body, answer, generation)
 
 
 def _ids(served: Served, body: GenerateBody, param: str) -> list[int]:

@@ -5,16 +5,14 @@ Owns what is valid by itself, as `openai.protocol` does for its routes, whose fi
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, StrictBool
+from pydantic import StrictBool
 
 from lmdeploy.errors import InvalidValueError, MissingFieldError
-from lmdeploy.serve.openai.protocol import Body, GenerationBody, TokenId
+from lmdeploy.serve.openai.protocol import Body, GenerationBody, Ids, Name, SessionId, TokenId
 
 GENERATED = 128  # tokens that /generate makes where the request does not say, as LMDeploy does
-
-Ids = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class TokenizeBody(Body):
@@ -52,6 +50,14 @@ class PerplexityBody(Body):
     """POST /get_ppl."""
 
     input: str | Ids
+
+
+class AbortBody(Body):
+    """POST /abort_request."""
+
+    session_id: SessionId | None = None
+    request_id: Name | None = None
+    abort_all: StrictBool | None = None
 
 
 class GenerateBody(GenerationBody):

@@ -15,11 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmdeploy.engine.request import TokenLogprobs
-from lmdeploy.runtime.chat_input import normalise_messages
-from lmdeploy.runtime.generate import Choice
-from lmdeploy.serve.generation import Answer, Generation, Usage, request_id
+from lmdeploy.serve.generation import Generation, Usage
+from lmdeploy.serve.openai.answers import make_answer, prompt_logprobs
 from lmdeploy.serve.openai.logprobs import chat_logprobs
-from lmdeploy.serve.openai.prompts import chat_prompt
+from lmdeploy.serve.openai.prompts import check_cut, conversation
 from lmdeploy.serve.openai.protocol import ChatBody, parse_body
 from lmdeploy.serve.openai.streaming import ChunkStream
 from lmdeploy.serve.parsers.answer import Message, PartStream, Said, collect
@@ -74,29 +73,17 @@ class Chat:
 def prepare_chat(server: Server, body: ChatBody) -> Chat:
     """Everything that can fail before generation; takes the messages out of `body`. Raises RequestError."""
     served, model = server.model(body.model)
-    messages = normalise_messages(body.messages)
+    check_cut(served, body)
     limit = body.max_completion_tokens or body.max_tokens
     config = body.generation_config(limit, (body.top_logprobs or 0) if body.logprobs else None)
-    ids = chat_prompt(served, body, messages)
-    body.messages = []  # a long text is not kept while its answer is made
+    ids, param = conversation(served, body)
+    body.messages = body.input_ids = None  # a long text is not kept while its answer is made
     answers = [
-        Answer(
-            index,
-            served.frontend.request(
-                request_id(),
-                ids,
-                config,
-                param="messages",
-                choice=index,
-                cache_salt=body.cache_salt or "",
-                streams=bool(body.stream),
-            ),
-            Choice(served.frontend, config),
-        )
+        make_answer(served, body, config, ids, param=param, index=index, choice=index)
         for index in range(body.choices)
     ]
-    generation = Generation(served.client, answers, per_prompt=body.choices)
-    reply = served.reply("chatcmpl", model)
+    generation = Generation(served.client, answers, body.choices, server.running, body.names())
+    reply = served.reply("chatcmpl", model, body.request_id)
     served.log_prompt(reply.id, ids)
     return Chat(served, body, reply, generation, [PartStream() for _ in answers])
 
@@ -125,6 +112,7 @@ async def _whole(chat: Chat) -> Response:
             "choices": choices,
             "usage": chat.usage().body(),
             **_prompt_ids(chat),
+            **prompt_logprobs(chat.served.frontend.tokenizer, chat.body, chat.generation.answers[0]),
         }
     )
 

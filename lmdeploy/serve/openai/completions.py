@@ -17,8 +17,9 @@ from lmdeploy.config import GenerationConfig
 from lmdeploy.engine.request import TokenLogprobs
 from lmdeploy.runtime.generate import Choice, Delta
 from lmdeploy.serve.generation import Answer, Generation, Piece, Whole, request_id
+from lmdeploy.serve.openai.answers import make_answer, prompt_logprobs
 from lmdeploy.serve.openai.logprobs import CompletionLogprobs, floored
-from lmdeploy.serve.openai.prompts import Prompt, completion_prompts
+from lmdeploy.serve.openai.prompts import Prompt, check_cut, completion_prompts
 from lmdeploy.serve.openai.protocol import CompletionBody, parse_body
 from lmdeploy.serve.openai.streaming import ChunkStream
 from lmdeploy.serve.served import Reply, Served, Server
@@ -57,6 +58,7 @@ def _prepare(server: Server, raw: bytearray) -> Completion:
     """Everything that can fail before generation; one bad prompt fails the request."""
     body: CompletionBody = parse_body(CompletionBody, raw)
     served, model = server.model(body.model)
+    check_cut(served, body)
     prompts = completion_prompts(served, body)
     config = body.generation_config(*_limits(body))
     per_prompt = body.best_of or body.choices
@@ -65,10 +67,10 @@ def _prepare(server: Server, raw: bytearray) -> Completion:
         for number, prompt in enumerate(prompts)
         for choice in range(per_prompt)
     ]
-    generation = Generation(served.client, answers, per_prompt)
+    generation = Generation(served.client, answers, per_prompt, server.running, body.names())
     texts = [prompt.text if body.echo else None for prompt in prompts]
     body.prompt = None  # a long text is not kept while its answer is made
-    reply = served.reply("cmpl", model)
+    reply = served.reply("cmpl", model, body.request_id)
     for prompt in prompts:
         served.log_prompt(reply.id, prompt.ids)
     return Completion(served, body, reply, generation, texts)
@@ -85,19 +87,20 @@ def _answer(
     served: Served, body: CompletionBody, config: GenerationConfig, prompt: Prompt, index: int, choice: int
 ) -> Answer:
     if body.max_tokens == 0:
-        scoring = served.frontend.scoring(request_id(), prompt.ids, param=prompt.path, top=body.logprobs or 0)
+        top = max(body.logprobs or 0, body.prompt_logprobs or 0)
+        scoring = served.frontend.scoring(request_id(), prompt.ids, param=prompt.path, top=top)
         return Answer(index, scoring, Choice(served.frontend, config))
-    request = served.frontend.request(
-        request_id(),
-        prompt.ids,
+    echoed = body.logprobs if body.echo else None
+    return make_answer(
+        served,
+        body,
         config,
+        prompt.ids,
         param=prompt.path,
+        index=index,
         choice=choice,
-        cache_salt=body.cache_salt or "",
-        prompt_logprobs=body.logprobs if body.echo else None,
-        streams=bool(body.stream),
+        prompt_logprobs=echoed,
     )
-    return Answer(index, request, Choice(served.frontend, config))
 
 
 async def _whole(completion: Completion) -> Response:
@@ -131,6 +134,8 @@ def _choice(completion: Completion, index: int, whole: Whole) -> dict[str, Any]:
     parts.append(line.part(whole.text, whole.token_ids, whole.entries, whole.end))
     text = "".join(p.text for p in parts)
     choice = {"index": index, "text": text, "logprobs": _joined(parts), **_end(whole.end)}
+    tokenizer = completion.served.frontend.tokenizer
+    choice |= prompt_logprobs(tokenizer, completion.body, whole.answer)
     if completion.body.return_token_ids:
         choice["token_ids"] = whole.token_ids
         choice["prompt_token_ids"] = whole.answer.request.prompt_ids.tolist()

@@ -9,14 +9,48 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lmdeploy.errors import ContextLengthError, InvalidValueError, shorten
-from lmdeploy.runtime.chat_input import check_template_kwargs
+from lmdeploy.runtime.chat_input import check_template_kwargs, normalise_messages
 from lmdeploy.runtime.generate import Frontend
-from lmdeploy.serve.openai.protocol import ChatBody, CompletionBody
+from lmdeploy.serve.openai.protocol import ChatBody, CompletionBody, GenerationBody
 from lmdeploy.serve.served import Served
 
 _OWN_FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 MAX_ANSWERS = 2048  # of one request, prompts times choices
 MAX_CHARACTERS = 1 << 20  # that are encoded for a context they cannot fit; takes about 0.3 s
+
+
+# Fields that shape what the template makes of messages, and say nothing to a prompt that is ready.
+_TEMPLATE_FIELDS = (
+    "tools",
+    "documents",
+    "chat_template_kwargs",
+    "enable_thinking",
+    "reasoning_effort",
+    "continue_final_message",
+)
+
+
+def conversation(served: Served, body: ChatBody) -> tuple[list[int], str]:
+    """Ids of a chat request, and the field they are from. Raises RequestError.
+
+    That is messages as the model's template writes them; or, as LMDeploy has it, a text in their place or ids
+    beside none, which are taken as they are.
+    """
+    if not isinstance(body.messages, str) and body.input_ids is None:
+        if body.do_preprocess is False:
+            raise InvalidValueError("'do_preprocess': false needs 'messages' as text.", param="do_preprocess")
+        return chat_prompt(served, body, normalise_messages(body.messages)), "messages"
+    param = "messages" if body.input_ids is None else "input_ids"
+    if param == "input_ids" and body.messages:
+        raise InvalidValueError("'input_ids' needs empty 'messages'.", param=param)
+    for name in _TEMPLATE_FIELDS:
+        if getattr(body, name):
+            raise InvalidValueError(f"'{name}' needs 'messages' as a list of messages.", param=name)
+    ids = body.input_ids
+    if ids is None:
+        cut = body.truncate_prompt_tokens is not None
+        ids = plain_prompt(served, body.messages, param, body.add_special_tokens is not False, cut)
+    return shorten_prompt(ids, body.truncate_prompt_tokens), param
 
 
 def chat_prompt(served: Served, body: ChatBody, messages: Sequence[dict[str, Any]]) -> list[int]:
@@ -35,6 +69,8 @@ def chat_prompt(served: Served, body: ChatBody, messages: Sequence[dict[str, Any
         extra["reasoning_effort"] = body.reasoning_effort
         if body.reasoning_effort == "none":
             extra.setdefault("enable_thinking", False)
+    if body.enable_thinking is not None:
+        extra["enable_thinking"] = body.enable_thinking
     ids = served.frontend.chat_ids(
         messages,
         add_generation_prompt=body.add_generation_prompt is not False and not proceed,
@@ -136,6 +172,17 @@ def _wrong(path: str, prompt: Any) -> InvalidValueError:
     return InvalidValueError(
         f"Invalid value for '{path}': must be a string or token ids, got {shorten(prompt)}.", param=path
     )
+
+
+def check_cut(served: Served, body: GenerationBody) -> None:
+    """Raise InvalidValueError for a shortened prompt that would still be longer than the context."""
+    limit = served.frontend.session_len
+    if (body.truncate_prompt_tokens or 0) > limit:
+        raise InvalidValueError(
+            f"'truncate_prompt_tokens' must be at most the context of {limit} tokens, got "
+            f"{body.truncate_prompt_tokens}.",
+            param="truncate_prompt_tokens",
+        )
 
 
 def shorten_prompt(ids: list[int], keep: int | None) -> list[int]:

@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     StrictBool,
     ValidationError,
     WithJsonSchema,
@@ -23,8 +24,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from lmdeploy.config import GenerationConfig
+from lmdeploy.engine.request import Grammar
 from lmdeploy.errors import InvalidValueError, RequestError
 from lmdeploy.serve.errors import from_validation
+from lmdeploy.serve.openai.structured import GRAMMAR_FIELDS, asked_grammar
 
 logger = logging.getLogger("lmdeploy.serve")
 
@@ -61,6 +64,9 @@ _NUMBER = BeforeValidator(_number)
 Float = Annotated[float, Field(allow_inf_nan=False), _NUMBER]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT), _NUMBER]
 TokenId = Annotated[int, Field(ge=0, lt=2**31), _NUMBER]
+Ids = Annotated[list[TokenId], Field(min_length=1)]
+SessionId = Annotated[int, Field(ge=-1, lt=2**63), _NUMBER]
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern="^[ -~]+$")]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _NUMBER]
 Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str])]
 
@@ -80,6 +86,11 @@ class Body(BaseModel):
 
     model: str | None = None
 
+    def names(self) -> tuple[tuple[str, str | int], ...]:
+        """What the client calls this request; session -1 is none."""
+        given = {name: getattr(self, name, None) for name in ("request_id", "session_id")}
+        return tuple((name, value) for name, value in given.items() if value not in (None, -1))
+
     def check(self) -> None:
         """What concerns several fields. Raises RequestError."""
 
@@ -87,6 +98,8 @@ class Body(BaseModel):
 class GenerationBody(Body):
     """Fields of all routes that generate."""
 
+    request_id: Name | None = None
+    session_id: SessionId | None = None
     max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), _NUMBER] | None = None
     top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _NUMBER] | None = None
@@ -106,6 +119,12 @@ class GenerationBody(Body):
     )
     logit_bias: dict[str, Float] | None = None
     bad_words: list[str] | None = None
+    allowed_token_ids: Ids | None = None
+    repetition_ngram_size: Annotated[int, Field(ge=0, le=1024), _NUMBER] | None = None
+    repetition_ngram_threshold: Annotated[int, Field(ge=0, le=1024), _NUMBER] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), _NUMBER] | None = None
+    spaces_between_special_tokens: StrictBool | None = None  # matters to tokenizers of another kind only
+    detokenize: StrictBool | None = None  # text is always made
     skip_special_tokens: StrictBool | None = None
     include_stop_str_in_output: StrictBool | None = None
     truncate_prompt_tokens: Count | None = None
@@ -114,6 +133,24 @@ class GenerationBody(Body):
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: StrictBool | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
+    _grammar: Grammar | None = PrivateAttr(None)
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must be a text of."""
+        return self._grammar
+
+    def read_grammar(self) -> None:
+        """Find `grammar` in its fields. Raises RequestError."""
+        self._grammar = asked_grammar({name: getattr(self, name) for name in GRAMMAR_FIELDS})
 
     @property
     def choices(self) -> int:
@@ -145,8 +182,23 @@ class GenerationBody(Body):
             stop_token_ids=self.stop_token_ids or None,
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
+            allowed_token_ids=self.allowed_token_ids,
+            repetition_ngram_size=self.repetition_ngram_size or 0,
+            repetition_ngram_threshold=self.repetition_ngram_threshold or 0,
             logprobs=logprobs,
         )
+
+    def check_shared(self) -> None:
+        """What concerns several fields, on every route. Raises RequestError."""
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidValueError(
+                "'prompt_logprobs' cannot be used with 'stream'.", param="prompt_logprobs"
+            )
+        if bool(self.repetition_ngram_size) != bool(self.repetition_ngram_threshold):
+            raise InvalidValueError(
+                "'repetition_ngram_size' and 'repetition_ngram_threshold' work together: give both or none.",
+                param="repetition_ngram_size",
+            )
 
     def token_bias(self) -> dict[int, float] | None:
         """logit_bias by token id. Raises RequestError for keys that are no ids."""
@@ -160,10 +212,22 @@ class GenerationBody(Body):
         return bias or None
 
 
+# Texts of chats are checked with their paths by runtime.chat_input.
+_MESSAGES = {
+    "anyOf": [
+        {"type": "array", "items": {"type": "object"}, "minItems": 1},
+        {"type": "string", "minLength": 1},
+    ]
+}
+
+
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "object"}, "minItems": 1})]
+    messages: Annotated[Any, WithJsonSchema(_MESSAGES)]
+    input_ids: Ids | None = None
+    enable_thinking: StrictBool | None = None
+    do_preprocess: StrictBool | None = None
     max_completion_tokens: Count | None = None
     logprobs: StrictBool | None = None
     top_logprobs: TopLogprobs | None = None
@@ -222,20 +286,9 @@ _REFUSED = dict.fromkeys(
         "functions",
         "function_call",
         "audio",
-        "structured_outputs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "guided_decoding_backend",
-        "allowed_token_ids",
-        "prompt_logprobs",
         "use_beam_search",
         "length_penalty",
         "logits_processors",
-        "repetition_ngram_size",
-        "repetition_ngram_threshold",
-        "input_ids",
         "image_data",
         "return_routed_experts",
         "echo",  # on the chat route, as the next one
@@ -269,14 +322,7 @@ def parse_body(kind: type[B], raw: bytes | bytearray | Mapping[str, Any]) -> B:
         raise from_validation(error, kind) from None
     _check_extras(body.model_extra or {})
     if isinstance(body, GenerationBody):
-        _check_form(body)
+        body.read_grammar()
+        body.check_shared()
     body.check()
     return body
-
-
-def _check_form(body: GenerationBody) -> None:
-    form = (body.response_format or {}).get("type", "text")
-    if form != "text":
-        raise RequestError(
-            f"'response_format' of type {form!r:.80} is not supported.", param="response_format"
-        )

@@ -25,7 +25,7 @@ from lmdeploy.serve.proxy.upstream import Headers, UpstreamError
 
 _ANSWER_SECONDS = 3.0
 # Gauges of which the sum over servers means nothing.
-_MEANS = ("_perc", "_rate", "_ratio", "_length", "_utilization", "_utilisation", "_seconds")
+_MEANS = ("_perc", "_rate", "_share", "_ratio", "_length", "_utilization", "_utilisation", "_seconds")
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 
 

@@ -43,6 +43,8 @@ void check_samples(const SampleColumns& s, const BatchLengths& lengths, int toke
   }
   for (int i = 0; i < s.count; ++i) {
     require(s.token_index[i] >= 0 && s.token_index[i] < tokens, "a sample names a token outside the batch");
+    require(s.mask_index == nullptr || (s.mask_index[i] >= -1 && s.mask_index[i] < int64_t(lengths.mask_rows)),
+            "a sample names a mask that is not there");
     require(s.target_ids[i] < vocab, "a target lies outside the vocabulary");
     require(s.temperature[i] >= 0 && std::isfinite(s.temperature[i]), "a temperature is negative or not finite");
     require(s.top_p[i] > 0, "a top_p is not positive");

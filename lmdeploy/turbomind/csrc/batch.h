@@ -4,6 +4,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "shape.h"
 
@@ -29,7 +30,11 @@ struct SampleColumns {
   const int32_t* history_start;
   const int32_t* history_ids;
   const int32_t* history_counts;
+  const int32_t* mask_index;  // [count] row of mask_bits, -1: any token; null: no sample has a mask
+  const uint32_t* mask_bits;  // [rows][mask_words(vocab)]
 };
+
+inline size_t mask_words(int vocab) { return (static_cast<size_t>(vocab) + 31) / 32; }
 
 struct Batch {
   int tokens, rows;
@@ -39,6 +44,7 @@ struct Batch {
   const int32_t* block_start;
   const int32_t* block_ids;
   SampleColumns samples;
+  const std::function<void()>* wait_for_masks;  // returns when mask_bits may be read; null: they may be at once
 };
 
 struct StepOutput {
@@ -54,7 +60,7 @@ struct StepOutput {
 // Lengths of the arrays as they came in.
 struct BatchLengths {
   size_t token_ids, row_start, context_len, block_start, block_ids;
-  size_t bias_ids, history_ids;
+  size_t bias_ids, history_ids, mask_rows;
 };
 
 // Throws std::invalid_argument, saying what is wrong, when the batch would read or write outside its arrays, the

@@ -142,6 +142,7 @@ void Model::output_head(Worker& w) {
     Input input = prepared(w, space_.x, samples.token_index + first, rows, weights_.final_norm(), shape_.head_input,
                            weights_.head().order);
     head_logits(w, input, rows);
+    if (w.id == 0 && first == 0 && batch_.wait_for_masks != nullptr) (*batch_.wait_for_masks)();
     barrier(w);
     sample_rows(w, first, rows);
     w.watch.lap(kOpSample);

@@ -196,9 +196,23 @@ void apply_changes(const SampleColumns& c, int i, float* x) {
   }
 }
 
+void apply_mask(const uint32_t* bits, int n, float* x) {
+  for (int begin = 0; begin < n; begin += 32) {
+    uint32_t word = bits[begin / 32];
+    if (word == ~0u) continue;
+    int count = std::min(32, n - begin);
+    for (int i = 0; i < count; ++i) x[begin + i] = word >> i & 1 ? x[begin + i] : -INFINITY;
+  }
+}
+
 // The drawn id, or -1 when every id is banned. The row is as before afterwards.
 int choose(const Row& row, const SampleColumns& c, int i, float* x, float* original) {
-  bool changed = is_changed(c, i);
+  bool masked = c.mask_index != nullptr && c.mask_index[i] >= 0, changed = !masked && is_changed(c, i);
+  if (masked) {
+    std::copy_n(x, row.n, original);
+    apply_changes(c, i, x);
+    apply_mask(c.mask_bits + c.mask_index[i] * mask_words(row.n), row.n, x);
+  }
   if (changed) {
     for_changed_ids(c, i, [&](int id) { original[id] = x[id]; });
     apply_changes(c, i, x);
@@ -208,6 +222,7 @@ int choose(const Row& row, const SampleColumns& c, int i, float* x, float* origi
   int chosen = std::isfinite(max) ? largest : -1;
   if (chosen >= 0 && c.temperature[i] >= kGreedyBelow) chosen = draw(row, c, i, max);
   if (changed) for_changed_ids(c, i, [&](int id) { x[id] = original[id]; });
+  if (masked) std::copy_n(original, row.n, x);
   return chosen;
 }
 

@@ -9,6 +9,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -89,6 +90,15 @@ SampleColumns read_samples(Columns in, BatchLengths& lengths) {
   return s;
 }
 
+// Whose masks are written while the step runs: (index, bits, wait).
+void read_masks(Columns in, int vocab, SampleColumns& samples, BatchLengths& lengths) {
+  samples.mask_index = in.next<const int32_t>(samples.count);
+  Table<const uint32_t> bits = in.next_table<const uint32_t>();
+  require(bits.shape(1) == mask_words(vocab), "a mask needs one bit for each token");
+  samples.mask_bits = bits.data();
+  lengths.mask_rows = bits.shape(0);
+}
+
 Batch read_batch(Columns in, BatchLengths& lengths) {
   Batch b{};
   Vector<const int32_t> tokens = in.next<const int32_t>(), rows = in.next<const int32_t>();
@@ -126,10 +136,24 @@ StepOutput read_output(Columns out, size_t samples) {
 }
 
 void step(Model& model, const nb::tuple& batch_columns, const nb::tuple& sample_columns,
-          const nb::tuple& output_columns, const nb::dict& logits) {
+          const nb::tuple& output_columns, const nb::dict& logits, const std::optional<nb::tuple>& masks) {
   BatchLengths lengths{};
   Batch batch = read_batch(Columns(batch_columns), lengths);
   batch.samples = read_samples(Columns(sample_columns), lengths);
+  std::function<void()> wait;
+  if (masks) {
+    read_masks(Columns(*masks), model.shape().vocab, batch.samples, lengths);
+    nb::handle ready = (*masks)[2].ptr();
+    wait = [ready] {  // on a thread of the step, which Python knows nothing of
+      nb::gil_scoped_acquire python;
+      try {
+        ready();
+      } catch (nb::python_error& error) {
+        error.discard_as_unraisable("masks of a step");
+      }
+    };
+    batch.wait_for_masks = &wait;
+  }
   check_batch(batch, lengths, model.shape(), model.limits());
   StepOutput output = read_output(Columns(output_columns), batch.samples.count);
   std::vector<float*> rows(batch.samples.count, nullptr);
@@ -336,7 +360,8 @@ void register_model(nb::module_& m) {
       .def("set_vector", [](Model& self, int layer, const std::string& role,
                             int vector) { self.weights().set_vector(layer, role, vector); })
       .def("set_embedding", [](Model& self, int matrix) { self.weights().set_embedding(matrix); })
-      .def("step", step)
+      .def("step", step, nb::arg("batch"), nb::arg("samples"), nb::arg("output"), nb::arg("logits"),
+           nb::arg("masks").none() = nb::none())
       .def("fill_cache", &Model::fill_cache)
       .def("set_profile", &Model::set_profile)
       .def("profile", profile)
