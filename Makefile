@@ -8,7 +8,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md $(shell find lmdeploy -type f
 CXX_FILES = $(shell find lmdeploy tests/native -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 QUESTION ?= What is the capital of France?
 
-.PHONY: demo test check format bench bench-peers bench-native bench-rivals bench-lite docs clean
+.PHONY: demo test test-clients check format bench bench-peers bench-native bench-rivals bench-lite docs clean
 
 demo: $(VENV)/.installed $(VENV)/.demo-model  ## build, load the demo model, answer a question
 	$(BIN)/lmdeploy chat --prompt "$(QUESTION)" --max-new-tokens 128
@@ -18,6 +18,9 @@ test: $(VENV)/.dev $(VENV)/.demo-model  ## every test, from scratch
 	tools/test_python_versions.sh
 	tools/test_without_torch.sh
 	cd tests && ../$(BIN)/pytest
+
+test-clients: $(VENV)/.dev $(VENV)/.demo-model  ## every client against a scripted server; see docs/clients.md
+	tools/test_clients.sh all
 
 check: $(VENV)/.dev  ## lint, types, format, import rules, generated docs
 	$(BIN)/ruff check .

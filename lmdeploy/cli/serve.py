@@ -128,6 +128,11 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="/abort_request ends requests by their request_id or session_id, anybody's",
     )
+    add(
+        "--enable-sleep-mode",
+        action="store_true",
+        help="/sleep gives all memory of a model back until /wakeup",
+    )
     add("--disable-web-page", action="store_true", help="no page at /")
     add("--disable-fastapi-docs", action="store_true", help="no /openapi.json and no /docs")
 
@@ -326,6 +331,7 @@ def _options(args: argparse.Namespace) -> Any:
         docs=not args.disable_fastapi_docs,
         abort_handling=args.enable_abort_handling,
         named_tool_finish=args.named_tool_finish,
+        sleep_mode=args.enable_sleep_mode,
         web_page=not args.disable_web_page,
         metrics=not args.disable_metrics,
         max_body=args.max_body_size,

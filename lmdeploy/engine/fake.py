@@ -156,8 +156,8 @@ class FakeExecutor:
     def _answer(self, result: StepResult, batch: Batch, i: int, state: int) -> None:
         s = batch.samples
         target = int(s.target_ids[i])
-        result.finite[i] = state != _POISON
         result.token_ids[i] = target if target >= 0 else self._draw(s, batch.masks, i, state)
+        result.finite[i] = state != _POISON and result.token_ids[i] >= 0
         top = int(s.logprobs[i])
         if top >= 0:
             result.logprob[i] = self._logprob(state, int(result.token_ids[i]))
@@ -197,6 +197,8 @@ class FakeExecutor:
         if allowed is not None:
             banned |= set(np.flatnonzero(~allowed).tolist())
         token = state % self.vocab_size
+        if len(banned) >= self.vocab_size:
+            return -1
         while token in banned:
             token = (token + 1) % self.vocab_size
         return token

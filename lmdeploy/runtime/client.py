@@ -145,6 +145,8 @@ class ProcessClient:
         self._supervisor: asyncio.Task[None] | None = None
         self._closing = False
         self._gave_up = False
+        self._bedside = asyncio.Lock()  # one change between asleep and awake at a time
+        self.asleep = False
         self.info: dict[str, Any] = {}
         self.restarts = 0
         self.waiting = 0  # requests that wait for the engine to be ready
@@ -169,7 +171,9 @@ class ProcessClient:
 
     @property
     def state(self) -> str:
-        """ "ready", "starting", "stalled" or "failed"."""
+        """ "ready", "starting", "stalled", "failed" or "asleep"."""
+        if self.asleep:
+            return "asleep"
         if self._gave_up:
             return "failed"
         if self._stalled:
@@ -254,9 +258,35 @@ class ProcessClient:
                     return True
         return False
 
+    async def sleep(self) -> None:
+        """End the process, and with it all memory of weights and cache, until `wake`.
+
+        Requests get EngineDeadError, those that run and those that come.
+        """
+        async with self._bedside:
+            if self.asleep or self._closing:
+                return
+            self.asleep = True
+            self.fail(list(self._streams), EngineDeadError("the model was put to sleep"))
+            await self._dismiss_supervisor()
+            if self._link is not None and not self._link.closed.done():
+                self._send(Close())
+            await self._reap(_EXIT_TIMEOUT)
+            self._lost("the model was put to sleep")
+
+    async def wake(self) -> None:
+        """Start the process again and wait until it can take requests; it sleeps on when that fails."""
+        async with self._bedside:
+            if self.asleep and not self._closing:
+                await self.start()
+                self.asleep = False
+
     async def _let_go(self) -> None:
         """From now on nothing is taken, and a process that ends is not started again."""
         self._closing = True
+        await self._dismiss_supervisor()
+
+    async def _dismiss_supervisor(self) -> None:
         if self._supervisor is not None:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -303,6 +333,8 @@ class ProcessClient:
         while True:
             if self._closing:
                 raise EngineDeadError("the server is shutting down")
+            if self.asleep:
+                raise EngineDeadError("the model sleeps; POST /wakeup wakes it")
             if self._gave_up:
                 raise EngineDeadError(
                     "the engine has failed and could not be started again; see the server's log"

@@ -19,14 +19,14 @@ from starlette.types import ASGIApp
 
 from lmdeploy import __version__
 from lmdeploy.errors import LMDeployError
-from lmdeploy.serve import errors
+from lmdeploy.serve import document, errors
 from lmdeploy.serve.anthropic.errors import AnthropicErrors
 from lmdeploy.serve.anthropic.messages import count_tokens, messages
 from lmdeploy.serve.anthropic.protocol import CountBody, MessagesBody
 from lmdeploy.serve.docs_page import docs_page
 from lmdeploy.serve.metrics import metrics
 from lmdeploy.serve.middleware import HEALTH_PATHS, Admission, ApiKeys, RequestIds
-from lmdeploy.serve.native.control import abort_request
+from lmdeploy.serve.native.control import abort_request, is_sleeping, sleep, wakeup
 from lmdeploy.serve.native.generate import generate, get_ppl
 from lmdeploy.serve.native.protocol import (
     AbortBody,
@@ -86,7 +86,7 @@ def _routes(server: Server) -> FastAPI:
         _get(app, path, lambda r: _health(server, r), in_schema=path == "/health")
     _get(app, "/version", lambda _: _version())
     if server.options.metrics:
-        _get(app, "/metrics", lambda _: metrics(server))
+        _get(app, "/metrics", lambda _: metrics(server), text=True)
     _get(app, "/v1/models", lambda _: _async(list_models(server)))
     _get(app, "/v1/models/{name:path}", lambda r: _async(get_model(server, r.path_params["name"])))
     _post(app, "/v1/chat/completions", lambda r: chat_completions(server, r), ChatBody)
@@ -100,59 +100,77 @@ def _routes(server: Server) -> FastAPI:
 
 def _native_routes(app: FastAPI, server: Server) -> None:
     """What is not OpenAI's."""
-    _get(app, "/tokenizer_info", lambda r: _async(tokenizer_info(server, r.query_params.get("model"))))
+    _get(
+        app,
+        "/tokenizer_info",
+        lambda r: _async(tokenizer_info(server, r.query_params.get("model"))),
+        query=("model",),
+    )
     _post(app, "/tokenize", lambda r: tokenize(server, r), TokenizeBody)
     _post(app, "/detokenize", lambda r: detokenize(server, r), DetokenizeBody)
     _post(app, "/v1/encode", lambda r: encode(server, r), EncodeBody)
     _post(app, "/generate", lambda r: generate(server, r), GenerateBody)
     _post(app, "/get_ppl", lambda r: get_ppl(server, r), PerplexityBody)
     _post(app, "/abort_request", lambda r: abort_request(server, r), AbortBody)
+    _post(app, "/sleep", lambda r: sleep(server, r), query=("level", "model"))
+    _post(app, "/wakeup", lambda r: wakeup(server, r), query=("tags", "model"))
+    _get(app, "/is_sleeping", lambda r: _async(is_sleeping(server, r)), query=("model",))
     for path in ("/v1/embeddings", "/pooling"):
         _post(app, path, lambda r: refuse(server, r), Body)
     if server.options.docs:
         _get(app, "/docs", lambda _: _async(HTMLResponse(docs_page(app.openapi()))), in_schema=False)
 
 
-def _get(app: FastAPI, path: str, handler: Handler, in_schema: bool = True) -> None:
-    """A GET route that also answers HEAD."""
+def _get(
+    app: FastAPI,
+    path: str,
+    handler: Handler,
+    in_schema: bool = True,
+    query: tuple[str, ...] = (),
+    text: bool = False,
+) -> None:
+    """A GET route that also answers HEAD. `query`: its parameters; `text`: it answers plain text."""
 
     async def endpoint(request: Request) -> Response:
         return await handler(request)
 
     endpoint.__name__ = "get" + path.partition("{")[0].replace("/", "_")
-    app.add_api_route(path, endpoint, methods=["GET"], include_in_schema=in_schema)
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=["GET"],
+        include_in_schema=in_schema,
+        response_class=Response,
+        responses=document.responses(path, text=text),
+        openapi_extra={"parameters": document.parameters(path, query)},
+    )
     app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
 
 
-def _post(app: FastAPI, path: str, handler: Handler, body: type[Any]) -> None:
-    """A POST route that reads its body itself; `body` is its schema."""
+def _post(
+    app: FastAPI,
+    path: str,
+    handler: Handler,
+    body: type[Any] | None = None,
+    query: tuple[str, ...] = (),
+) -> None:
+    """A POST route that reads its body itself; `body` is its schema, `query` its parameters."""
 
     async def endpoint(request: Request) -> Response:
         return await handler(request)
 
     endpoint.__name__ = "post" + path.replace("/", "_")
-    content = {"application/json": {"schema": _without_references(body.model_json_schema())}}
     app.add_api_route(
         path,
         endpoint,
         methods=["POST"],
-        openapi_extra={"requestBody": {"required": True, "content": content}},
+        response_class=Response,
+        responses=document.responses(path, streams=body is not None and "stream" in body.model_fields),
+        openapi_extra={
+            "parameters": document.parameters(path, query),
+            **({} if body is None else {"requestBody": document.request_body(body)}),
+        },
     )
-
-
-def _without_references(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with its definitions written out where they are used."""
-    definitions = schema.pop("$defs", {})
-
-    def resolved(value: Any) -> Any:
-        if isinstance(value, dict) and "$ref" in value:
-            return resolved(definitions[value["$ref"].rpartition("/")[2]])
-        if isinstance(value, dict):
-            return {key: resolved(item) for key, item in value.items()}
-        return [resolved(item) for item in value] if isinstance(value, list) else value
-
-    found: dict[str, Any] = resolved(schema)
-    return found
 
 
 async def _async(response: Response) -> Response:
@@ -160,12 +178,15 @@ async def _async(response: Response) -> Response:
 
 
 async def _health(server: Server, request: Request) -> Response:
-    """200 when the engine can answer; of several, once all were loaded, any one, or that of `?model=`."""
+    """200 when the engine can answer, or sleeps because it was told to; of several, once all were loaded, any
+    one, or that of `?model=`."""
     name = request.query_params.get("model")
     models = server.models if name is None else (server.model(name)[0],)
     states = {served.ids[0]: served.client.state for served in models}
     ready = "ready" in states.values() and not server.draining and not server.loading
     body: dict[str, Any] = {"status": "ok" if ready else "engine not ready"}
+    if "asleep" in states.values() and not (ready or server.draining or server.loading):
+        ready, body["status"] = True, "sleeping"
     if server.draining:
         body["status"] = "draining"
     if len(server.models) > 1:

@@ -50,6 +50,7 @@ class ServerOptions:
     docs: bool = True
     abort_handling: bool = False  # clients may end requests by name
     named_tool_finish: str = "stop"  # finish_reason of an answer that calls the tool that tool_choice names
+    sleep_mode: bool = False  # clients may put models to sleep
     web_page: bool = True  # at /, for everybody
     metrics: bool = True
 
@@ -104,6 +105,7 @@ class Served:
     created: int = field(default_factory=lambda: int(time.time()))
     times: RequestTimes = field(init=False)
     watch: Watch = field(init=False, default_factory=Watch)
+    missing: frozenset[str] = frozenset()  # parts of a sleeping engine that nobody has asked back yet
     max_characters: int = field(init=False)  # of a prompt; no tokenizer could make a longer one fit
 
     def __post_init__(self) -> None:

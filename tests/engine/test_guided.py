@@ -38,9 +38,8 @@ PERSON = {
 def ask(name: str, grammar: Grammar | None, count: int = 200, **fields: Any) -> Request:
     prompt = np.frombuffer(f"prompt of {name}".encode(), np.uint8).astype(np.int32)
     sampling = SamplingParams(temperature=1.0, seed=int.from_bytes(name.encode(), "little") % 2**63)
-    return Request(
-        name, prompt, count, sampling, stop_ids=TOKENIZER.eos_ids, **{"grammar": grammar, **fields}
-    )
+    more = {"stop_ids": TOKENIZER.eos_ids, "grammar": grammar} | fields
+    return Request(name, prompt, count, sampling, **more)
 
 
 def drain(engine: Engine) -> dict[str, list[TokenEvent]]:
@@ -104,7 +103,10 @@ def test_drafts_are_those_that_the_grammar_allows() -> None:
     events = drain(engine)["a"]
     engine.close()
     assert TOKENIZER.decode([t for e in events for t in e.token_ids]) == "ab" * 40
-    assert sum(e.accepted_tokens for e in events) == sum(e.drafted_tokens for e in events) > 20
+    accepted, drafted = (
+        sum(getattr(e, f"{what}_tokens") for e in events) for what in ("accepted", "drafted")
+    )
+    assert 20 < accepted <= drafted <= accepted + 1  # behind the draft that ends the answer nothing is drawn
 
 
 def test_preempted_sequences_stay_in_their_grammar() -> None:
@@ -117,14 +119,14 @@ def test_preempted_sequences_stay_in_their_grammar() -> None:
 
 
 def test_cut_by_length() -> None:
-    text, reason = answers(make_engine(), ask("a", regex_grammar("[a-z]{50}"), 10))["a"]
+    text, reason = answers(make_engine(), ask("a", regex_grammar("[1-9]{50}"), 10))["a"]
     assert (len(text), reason) == (10, "length")
 
 
 def test_min_new_tokens_and_ignored_ends() -> None:
-    request = ask("a", regex_grammar("[ab]{1,30}"), 100, min_new_tokens=20)
-    text, _ = answers(make_engine("a$"), request)["a"]
-    assert len(text) >= 20
+    for i in range(5):
+        request = ask(f"r{i}", regex_grammar("[12]{1,30}"), 100, min_new_tokens=20)
+        assert len(answers(make_engine(), request)[f"r{i}"][0]) >= 20
     text, reason = answers(make_engine("a$"), ask("b", regex_grammar("a+"), 100, stop_ids=frozenset()))["b"]
     assert (text, reason) == ("a", "stop")
 
@@ -217,7 +219,9 @@ def check_masks(batch: Batch) -> None:
             (sample,) = np.flatnonzero(batch.masks.index == row)
             allowed = batch.masks.allowed(int(sample), TOKENIZER.vocab_size)
             assert allowed is not None
-            assert set(np.flatnonzero(allowed).tolist()) == set(b"abcdef")
+            ids = np.flatnonzero(allowed).tolist()
+            assert ids
+            assert all(set(TOKENIZER.token_bytes(i)) <= set(b"abcdef") for i in ids)
 
 
 def test_rows_beyond_the_tokenizer_are_never_drawn() -> None:
@@ -267,6 +271,7 @@ def test_properties_come_in_the_order_of_the_schema() -> None:
         "required": ["mango", "apple", "zebra"],
         "additionalProperties": False,
     }
-    requests = [ask(f"r{i}", json_schema_grammar(schema)) for i in range(5)]
-    for text, _ in answers(make_engine(), *requests).values():
+    requests = [ask(f"r{i}", json_schema_grammar(schema), 400) for i in range(3)]
+    for text, reason in answers(make_engine(), *requests).values():
+        assert reason == "stop"
         assert list(json.loads(text)) == ["zebra", "apple", "mango"]

@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from event_streams import events as stream_events
 from event_streams import read_response
+from openai_schemas import check
 from serve_fakes import ANSWER, Api
 from serve_wire import error_of
 
@@ -20,6 +22,21 @@ from lmdeploy.serve.parsers.base import Part, Reasoning, Text, ToolArguments, To
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+HEAD: dict[str, Any] = {
+    "id": "resp_1",
+    "object": "response",
+    "created_at": 1,
+    "model": "m",
+    "error": None,
+    "incomplete_details": None,
+    "instructions": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "tool_choice": "auto",
+    "tools": [],
+}
 USAGE = Usage(prompt=7, completion=5, cached=2, drafted=0, accepted=0)
 CALL = {
     "type": "function_call",
@@ -219,7 +236,7 @@ async def test_a_prompt_that_does_not_fit(server: Api) -> None:
 
 def events_of(parts: list[Part], reason: str = "stop", cut: int = 1000) -> str:
     """The stream of an answer of `parts`, each text cut into pieces of `cut`."""
-    events = ResponseEvents({"id": "resp_1", "object": "response", "incomplete_details": None})
+    events = ResponseEvents(HEAD)
     out = events.begin(USAGE)
     for part in parts:
         if isinstance(part, ToolStart):
@@ -230,7 +247,14 @@ def events_of(parts: list[Part], reason: str = "stop", cut: int = 1000) -> str:
             same = ToolArguments(part.index, piece) if isinstance(part, ToolArguments) else type(part)(piece)
             out += events.say(Said([same]))
     out += events.say(Said([], finish_reason=reason))
-    return (out + events.end(USAGE)).decode()
+    return as_published(out + events.end(USAGE))
+
+
+def as_published(stream: bytes) -> str:
+    """The same stream, of which each event is as OpenAI's schema wants it."""
+    for one in stream_events(stream.decode()):
+        check("ResponseStreamEvent", one)
+    return stream.decode()
 
 
 PARTS: list[Part] = [
@@ -261,14 +285,14 @@ async def test_an_empty_answer_is_an_empty_message() -> None:
 
 
 async def test_an_answer_that_fails() -> None:
-    events = ResponseEvents({"id": "resp_1", "object": "response"})
+    events = ResponseEvents(HEAD)
     out = events.begin(USAGE) + events.say(Said([Text("so")])) + events.fail(EngineDeadError("gone"))
-    seen = read_response(out.decode())
+    seen = read_response(as_published(out))
     assert seen.kinds[-1] == "response.failed"
     assert seen.final["error"] == {"code": "server_error", "message": "gone"}
 
 
 async def test_faults_of_the_chat_route_are_told_in_the_clients_words() -> None:
-    with pytest.raises(RequestError, match=r"^'text\.format' of type 'poem'") as caught:
+    with pytest.raises(RequestError, match=r"^Invalid value for 'text\.format\.type'") as caught:
         asked(parse_body(ResponsesBody, {"input": "x", "text": {"format": {"type": "poem"}}}))
-    assert caught.value.param == "text.format"
+    assert caught.value.param == "text.format.type"

@@ -116,7 +116,7 @@ class ResponseEvents:
         head: dict[str, Any],
         logprobs: Callable[[Sequence[TokenLogprobs]], list[dict[str, Any]]] | None = None,
     ) -> None:
-        self.response: dict[str, Any] = {**head, "status": "in_progress", "output": [], "usage": None}
+        self.response: dict[str, Any] = {**head, "status": "in_progress", "output": []}
         self._logprobs = logprobs
         self._number = 0
         self._open: _Words | _Call | None = None

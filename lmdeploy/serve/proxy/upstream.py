@@ -107,7 +107,7 @@ class _Wire(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
         self._waiting_bytes += len(body)
-        if self._waiting_bytes > _BUFFERED:
+        if self._waiting_bytes > _BUFFERED and not self.ended:
             self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
@@ -134,15 +134,20 @@ class _Wire(asyncio.Protocol):
             await self._more()
         data = b"".join(self._pieces)
         self._pieces.clear()
-        if self._waiting_bytes > _BUFFERED and not self.closed:
+        if self._waiting_bytes > _BUFFERED and not self.ended:
             self.transport.resume_reading()
         self._waiting_bytes = 0
         return data
 
     @property
+    def ended(self) -> bool:
+        """The transport knows of the end before we are told; it must not be used any more then."""
+        return self.closed or self.transport.is_closing()
+
+    @property
     def reusable(self) -> bool:
         done = self.complete and not self._pieces and self._has_length()
-        return done and not self.closed and self._lasting
+        return done and not self.ended and self._lasting
 
     async def _more(self) -> None:
         if self.problem:
@@ -239,7 +244,7 @@ class Upstream:
     def _unused(self) -> _Wire | None:
         """The connection used last: the others may then be closed in time."""
         now = asyncio.get_running_loop().time()
-        for wire in [w for w in self._idle if w.closed or now - w.idle_since > IDLE_SECONDS]:
+        for wire in [w for w in self._idle if w.ended or now - w.idle_since > IDLE_SECONDS]:
             self._idle.remove(wire)
             wire.fail("unused")
         return self._idle.pop() if self._idle else None
@@ -258,6 +263,8 @@ class Upstream:
     async def _exchange(self, wire: _Wire, data: bytes) -> Answer:
         self._busy.add(wire)
         try:
+            if wire.ended:
+                raise UpstreamError("it closed the connection", sent=False)
             wire.transport.write(data)
             await wire.head()
         except BaseException:
