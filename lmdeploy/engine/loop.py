@@ -39,6 +39,7 @@ class Engine:
     ) -> None:
         options = options or EngineOptions()
         self.executor = executor
+        self.batching_window = options.batching_window
         self._speculation = speculation
         self._caps = executor.capabilities()
         self._capacity = self._caps.num_blocks * self._caps.block_size

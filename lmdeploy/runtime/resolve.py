@@ -15,6 +15,7 @@ import numpy as np
 from lmdeploy import env
 from lmdeploy.config import DEFAULT_MAX_BATCH_SIZE, NATIVE_DTYPES, EngineConfig, TurbomindEngineConfig
 from lmdeploy.engine.executor import Limits
+from lmdeploy.engine.lanes import LaneOptions
 from lmdeploy.errors import CapacityError, ConfigError, ModelError
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.hub import model_name, resolve_model_path
@@ -50,6 +51,7 @@ from lmdeploy.turbomind.plan import native_plan
 
 _SERVER_LINE = f"web server, tokenizer, and {size(MAX_BODIES)} of request bodies at once"
 _DRAFT_LINE = "the model that guesses: weights, workspace and as many blocks of its own"
+SERVER_QUEUE = 4096  # requests that may wait in a server whose options do not say; one body may hold 2048
 _SCALED_ROPE = ("linear", "dynamic", "yarn", "longrope")
 
 
@@ -72,6 +74,9 @@ class RuntimeConfig:
     accuracy: Accuracy  # of the native engine
     engine: str  # the choice and its reason, for people
     enable_prefix_caching: bool
+    lanes: LaneOptions | None
+    max_queue: int | None  # requests that may wait beside those that run
+    batching_window: float  # seconds
     speculative: SpeculativeConfig | None  # its `model` is a path here
     plan: MemoryPlan
     notes: tuple[str, ...]  # what was decided for the user, one line each
@@ -145,6 +150,7 @@ def _resolve(
         num_threads=config.num_threads or env.NUM_THREADS.number() or machine.cores,
         kv_bits=config.quant_policy or 16,
     )
+    queue = config.max_queued_requests
     plan, limits = _plan(checkpoint, guesses.draft, config, limits, machine, choice, server)
     kernels = choose_kernels() if choice.backend == "turbomind" else ""
     return RuntimeConfig(
@@ -163,10 +169,23 @@ def _resolve(
         accuracy=_accuracy(config),
         engine=choice.line(),
         enable_prefix_caching=config.enable_prefix_caching,
+        lanes=_lanes(config),
+        max_queue=SERVER_QUEUE
+        if server and config.max_queued_requests is None
+        else config.max_queued_requests,
+        batching_window=config.batching_window,
         speculative=guesses.config,
         plan=plan,
         notes=(*checkpoint.notes, *_notes(config, plan, spec), *_native_notes(kernels, machine)),
         cautions=_cautions(config, plan, spec, limits.num_threads, machine, choice),
+    )
+
+
+def _lanes(config: EngineConfig) -> LaneOptions | None:
+    if not config.long_prompt_threshold:
+        return None
+    return LaneOptions(
+        config.long_prompt_threshold, config.long_prompt_step_share, config.long_prompt_cache_share
     )
 
 
