@@ -111,6 +111,47 @@ class EngineConfig:
         low=1,
         high=65536,
     )
+    long_prompt_threshold: int = _field(
+        0,
+        "prompts of more tokens are long: they share a bounded part of each step and of the cache, so that "
+        "short ones need not wait for them; 0: all prompts are alike",
+        kind=int,
+        low=0,
+        high=MOST,
+    )
+    # Measured by benchmarks/lanes.py: a quarter of a step is what a short prompt hardly notices.
+    long_prompt_step_share: float = _field(
+        0.25,
+        "share of what prompts may add to a step that is for long ones",
+        kind=float,
+        low=0.0,
+        high=1.0,
+        open_low=True,
+        open_high=True,
+    )
+    long_prompt_cache_share: float = _field(
+        0.5,
+        "share of rows and cache blocks for long prompts; one that needs more is the only long one meanwhile",
+        kind=float,
+        low=0.0,
+        high=1.0,
+        open_low=True,
+    )
+    max_queued_requests: int | None = _field(
+        None,
+        "requests that may wait beside the max_batch_size that run; more are refused; default: any number, "
+        "and 4096 in a server",
+        kind=int,
+        low=0,
+        high=MOST,
+    )
+    batching_window: float = _field(
+        0.0,
+        "seconds a server's idle engine waits after a request for others to compute together with it",
+        kind=float,
+        low=0.0,
+        high=1.0,
+    )
     num_threads: int | None = _field(
         None, "compute threads; default: the physical cores this process may use", kind=int, low=1, high=1024
     )

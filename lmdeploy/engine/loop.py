@@ -42,6 +42,7 @@ class Engine:
     ) -> None:
         options = options or EngineOptions()
         self.executor = executor
+        self.batching_window = options.batching_window
         self._speculation = speculation
         self._guides = guides
         self._caps = executor.capabilities()

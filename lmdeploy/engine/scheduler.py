@@ -32,6 +32,7 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     step_cost: StepCost | None = None  # None: prompts take their whole budget beside streams too
     lanes: LaneOptions | None = None  # None: long prompts are like others
+    batching_window: float = 0.0  # seconds its owner lets an idle engine wait for more than one request
     max_queue: int | None = None  # requests beyond max_batch_size; more are refused. None: any number
 
 

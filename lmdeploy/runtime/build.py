@@ -44,6 +44,9 @@ def build_engine(config: RuntimeConfig) -> Engine:
         max_prefill_token_num=config.max_prefill_token_num,
         enable_prefix_caching=config.enable_prefix_caching,
         step_cost=step_cost,
+        lanes=config.lanes,
+        max_queue=config.max_queue,
+        batching_window=config.batching_window,
     )
     guides = Guides(grammars, config.vocab_size)
     if config.speculative is None or proposer is None or step_cost is None:

@@ -77,12 +77,15 @@ class Frontend:
         prompt_logprobs: int | None = None,
         streams: bool = False,
         grammar: Grammar | None = None,
+        priority: int = 0,
+        account: str = "",
     ) -> Request:
         """The engine's request for `ids`, with everything that depends on the model checked.
 
         `param` names the field that held the prompt, for error messages; `choice` numbers the answers to one
-        prompt; `grammar` stands before the config's response_format. Raises ContextLengthError when the
-        prompt leaves no room for an answer, and RequestError.
+        prompt; `grammar` stands before the config's response_format; requests of a smaller `priority` go
+        first, and those of different accounts take turns. Raises ContextLengthError when the prompt leaves no
+        room for an answer, and RequestError.
         """
         room = self._room(ids, param, least=1)
         stop_ids = self.stop_ids(config)
@@ -106,6 +109,8 @@ class Frontend:
             repetition=_repetition(config),
             want_logits=config.output_logits is not None,
             streams=streams,
+            priority=priority,
+            account=account,
             grammar=grammar or response_grammar(config.response_format),
         )
 

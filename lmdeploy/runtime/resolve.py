@@ -17,6 +17,7 @@ import numpy as np
 from lmdeploy import env
 from lmdeploy.config import DEFAULT_MAX_BATCH_SIZE, NATIVE_DTYPES, EngineConfig, TurbomindEngineConfig
 from lmdeploy.engine.executor import Limits
+from lmdeploy.engine.lanes import LaneOptions
 from lmdeploy.errors import CapacityError, ConfigError, ModelError
 from lmdeploy.models.checkpoint import Checkpoint
 from lmdeploy.models.hub import model_name, resolve_model_path
@@ -53,6 +54,7 @@ from lmdeploy.turbomind.plan import native_plan
 
 _SERVER_LINE = f"web server, tokenizer, and {size(MAX_BODIES)} of request bodies at once"
 _DRAFT_LINE = "the model that guesses: weights, workspace and as many blocks of its own"
+SERVER_QUEUE = 4096  # requests that may wait in a server whose options do not say; one body may hold 2048
 _SCALED_ROPE = ("linear", "dynamic", "yarn", "longrope")
 
 
@@ -75,6 +77,9 @@ class RuntimeConfig:
     accuracy: Accuracy  # of the native engine
     engine: str  # the choice and its reason, for people
     enable_prefix_caching: bool
+    lanes: LaneOptions | None
+    max_queue: int | None  # requests that may wait beside those that run
+    batching_window: float  # seconds
     speculative: SpeculativeConfig | None  # its `model` is a path here
     plan: MemoryPlan
     notes: tuple[str, ...]  # what was decided for the user, one line each
@@ -210,10 +215,25 @@ def _resolve(
         accuracy=_accuracy(config),
         engine=choice.line(),
         enable_prefix_caching=config.enable_prefix_caching,
+        lanes=_lanes(config),
+        max_queue=_max_queue(config, server=bodies is not None),
+        batching_window=config.batching_window,
         speculative=guesses.config,
         plan=plan,
         notes=(*checkpoint.notes, *notes(config, plan, spec), *native_notes(kernels, machine)),
         cautions=cautions(config, plan, spec, limits.num_threads, machine, choice),
+    )
+
+
+def _max_queue(config: EngineConfig, server: bool) -> int | None:
+    return SERVER_QUEUE if server and config.max_queued_requests is None else config.max_queued_requests
+
+
+def _lanes(config: EngineConfig) -> LaneOptions | None:
+    if not config.long_prompt_threshold:
+        return None
+    return LaneOptions(
+        config.long_prompt_threshold, config.long_prompt_step_share, config.long_prompt_cache_share
     )
 
 

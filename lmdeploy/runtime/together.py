@@ -16,7 +16,7 @@ from lmdeploy.errors import CapacityError
 from lmdeploy.models.hub import model_name
 from lmdeploy.runtime.machine import Machine, read_machine
 from lmdeploy.runtime.memory_plan import MAX_BODIES, Needs, server_bytes, size
-from lmdeploy.runtime.resolve import RuntimeConfig, footprint, resolve
+from lmdeploy.runtime.resolve import SERVER_QUEUE, RuntimeConfig, footprint, resolve
 from lmdeploy.speculative import SpeculativeConfig
 
 
@@ -109,8 +109,11 @@ def _used(config: RuntimeConfig, wanted: Wanted) -> int:
 
 def _planned(wanted: Wanted, free: int, part: int, machine: Machine) -> RuntimeConfig:
     own = dataclasses.replace(machine, memory_free=free, own_memory=0)
+    config = wanted.config
+    if config.max_queued_requests is None:
+        config = dataclasses.replace(config, max_queued_requests=SERVER_QUEUE)
     try:
-        return resolve(wanted.model, wanted.config, speculative=wanted.speculative, machine=own)
+        return resolve(wanted.model, config, speculative=wanted.speculative, machine=own)
     except CapacityError as error:
         raise CapacityError(
             f"{model_name(wanted.model)}, whose cache may have its share {wanted.share:g} of what all models "

@@ -46,6 +46,7 @@ from lmdeploy.runtime.messages import (
 
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 18
+_READS = 64  # between two steps: an abort must not wait behind other people's long prompts
 
 
 class ParentGoneError(Exception):
@@ -68,17 +69,24 @@ class Channel:
         except (BrokenPipeError, ConnectionResetError):
             raise ParentGoneError from None
 
-    def receive(self, block: bool) -> list[Command]:
-        """All complete commands that are there; waits for bytes first when `block`."""
-        if not select.select([self._sock], [], [], None if block else 0)[0]:
-            return []
+    def receive(self, timeout: float | None) -> list[Command]:
+        """All complete commands that are there; waits for bytes first, `timeout` seconds or for ever."""
+        commands: list[Command] = []
+        for _ in range(_READS):
+            if not select.select([self._sock], [], [], timeout)[0]:
+                break
+            commands += [command_decoder.decode(frame) for frame in self._frames.feed(self._read())]
+            timeout = 0.0
+        return commands
+
+    def _read(self) -> bytes:
         try:
             data = self._sock.recv(_READ_BYTES)
         except ConnectionResetError:
             data = b""
         if not data:
             raise ParentGoneError
-        return [command_decoder.decode(frame) for frame in self._frames.feed(data)]
+        return data
 
 
 @dataclass(slots=True)
@@ -125,16 +133,19 @@ class Worker:
 
     def run(self) -> None:
         while not self._closed and not (self._draining and not self._engine.has_work):
+            idle = not self._engine.has_work
             for command in self._commands():
                 self._handle(command)
+            if idle and self._engine.has_work:
+                self._gather(self._engine.batching_window)
             if self._engine.has_work and not self._closed:
                 self._step()
 
     def _commands(self) -> list[Command]:
         if self._engine.has_work:
-            return self._channel.receive(block=False)
+            return self._channel.receive(0.0)
         began = time.perf_counter()
-        commands = self._channel.receive(block=True)
+        commands = self._channel.receive(None)
         self._ledger.idle += time.perf_counter() - began
         return commands
 
@@ -150,6 +161,13 @@ class Worker:
             self._ledger.bound[bound] = self._ledger.bound.get(bound, 0.0) + seconds
         if events or notes.started:
             self._channel.send(Step(events, seconds, notes.tokens, notes.started))
+
+    def _gather(self, seconds: float) -> None:
+        """Let others join the first request of an idle engine; a running one gathers while it computes."""
+        deadline = time.monotonic() + seconds
+        while not self._closed and (left := deadline - time.monotonic()) > 0:
+            for command in self._channel.receive(left):
+                self._handle(command)
 
     def _handle(self, command: Command) -> None:
         if isinstance(command, Add):
@@ -207,7 +225,7 @@ def main(argv: list[str]) -> int:
     try:
         commands: list[Command] = []
         while not commands:
-            commands = channel.receive(block=True)
+            commands = channel.receive(None)
         recipe = commands[0]
         if not isinstance(recipe, Recipe):
             raise TypeError("the first message must be the recipe")

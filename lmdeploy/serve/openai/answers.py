@@ -11,6 +11,7 @@ from lmdeploy.runtime.generate import Choice
 from lmdeploy.serve.generation import Answer, request_id
 from lmdeploy.serve.openai.logprobs import floored
 from lmdeploy.serve.openai.protocol import GenerationBody
+from lmdeploy.serve.record import RECORD
 from lmdeploy.serve.served import Served
 from lmdeploy.text.tokenizer import Tokenizer
 
@@ -44,6 +45,8 @@ def make_answer(
             (n for n in (body.prompt_logprobs, prompt_logprobs) if n is not None), default=None
         ),
         streams=bool(body.stream),
+        priority=body.priority or 0,
+        account=record.key if (record := RECORD.get()) is not None else "",
         grammar=grammar or body.grammar,
     )
     return Answer(index, request, Choice(served.frontend, config, printed))

@@ -129,6 +129,7 @@ class GenerationBody(Body):
     include_stop_str_in_output: StrictBool | None = None
     truncate_prompt_tokens: Count | None = None
     cache_salt: str | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31), _NUMBER] | None = None  # smaller ones go first
     return_token_ids: StrictBool | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
