@@ -23,9 +23,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "prompt",
         help="show the prompt a model gets for messages, token by token",
-        description="Show what a model sees: the rendered chat template and its tokens. With --against, compare"
-        " with what a server, transformers or another model makes of the same messages; the first difference"
-        " is marked, and the exit code is 1 where there is one.",
+        description="Show what a model sees: the rendered chat template and its tokens. With --against,"
+        " compare with what a server, transformers or another model makes of the same messages;"
+        " the first difference is marked, and the exit code is 1 where there is one.",
     )
     add = parser.add_argument
     add("model_path", metavar="MODEL", help="directory, GGUF file or hub id; its weights are not read")

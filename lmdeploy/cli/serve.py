@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lmdeploy.serve.launch import Listener
     from lmdeploy.serve.registration import Registration
 
+MOST_KEPT_PROMPTS = 10_000
 _ABSENT_FLAGS = {
     "allowed_media_domains": "models here read text only",
     "vision_max_batch_size": "models here read text only",
@@ -123,6 +124,13 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         choices=("stop", "tool_calls"),
         help="finish_reason of an answer that calls the tool named by tool_choice (default: stop)",
     )
+    add(
+        "--keep-prompts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="keep the last N prompts; GET /prompts/ID shows them, to everybody with a key (default: 0)",
+    )
     add("--trust-remote-code", action="store_true", help="no effect: code of a model is never run")
 
 
@@ -142,6 +150,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("--max-concurrent-requests must be at least 1")
     if args.max_log_len is not None and args.max_log_len < 0:
         raise ConfigError("--max-log-len must not be negative")
+    if not 0 <= args.keep_prompts <= MOST_KEPT_PROMPTS:
+        raise ConfigError(f"--keep-prompts must be between 0 and {MOST_KEPT_PROMPTS}")
     if args.ssl:
         for variable in (env.SSL_KEYFILE, env.SSL_CERTFILE):
             if not os.path.isfile(variable.text() or ""):
@@ -158,6 +168,7 @@ def _serve(args: argparse.Namespace, engine: EngineConfig) -> int:
     from lmdeploy.runtime.generate import load_frontend
     from lmdeploy.runtime.messages import Recipe
     from lmdeploy.runtime.resolve import plan_table, resolve
+    from lmdeploy.serve.kept_prompts import KeptPrompts
     from lmdeploy.serve.launch import Listener, bind, run_server
     from lmdeploy.serve.parsers.select import choose
     from lmdeploy.serve.registration import Registered
@@ -185,7 +196,13 @@ def _serve(args: argparse.Namespace, engine: EngineConfig) -> int:
         parsers = choose(args.tool_call_parser, args.reasoning_parser, frontend.chat_template.texts)
         print(parsers.line, flush=True)
         served = Served(
-            frontend, client, args.model_path, tuple(args.model_name), args.max_log_len, parsers=parsers
+            frontend,
+            client,
+            args.model_path,
+            tuple(args.model_name),
+            args.max_log_len,
+            parsers=parsers,
+            kept=KeptPrompts(args.keep_prompts) if args.keep_prompts else None,
         )
         # While the engine loads: in the middle of other people's streams it would be a pause.
         Thread(target=frontend.tokenizer.prepare, daemon=True).start()

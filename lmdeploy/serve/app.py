@@ -24,6 +24,7 @@ from lmdeploy.serve.docs_page import docs_page
 from lmdeploy.serve.metrics import metrics
 from lmdeploy.serve.middleware import HEALTH_PATHS, Admission, ApiKeys, RequestIds
 from lmdeploy.serve.native.generate import generate, get_ppl
+from lmdeploy.serve.native.prompts import kept_prompts
 from lmdeploy.serve.native.protocol import (
     DetokenizeBody,
     EncodeBody,
@@ -90,6 +91,7 @@ def _routes(server: Server) -> FastAPI:
 
 def _native_routes(app: FastAPI, server: Server) -> None:
     """What is not OpenAI's."""
+    _get(app, "/prompts/{name:path}", lambda r: _async(kept_prompts(server, r.path_params["name"])))
     _get(app, "/tokenizer_info", lambda r: _async(tokenizer_info(server, r.query_params.get("model"))))
     _post(app, "/tokenize", lambda r: tokenize(server, r), TokenizeBody)
     _post(app, "/detokenize", lambda r: detokenize(server, r), DetokenizeBody)

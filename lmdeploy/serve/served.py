@@ -21,6 +21,7 @@ from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.generate import Frontend
 from lmdeploy.runtime.memory_plan import MAX_BODIES
 from lmdeploy.serve.binding import Watch
+from lmdeploy.serve.kept_prompts import KeptPrompts
 from lmdeploy.serve.parsers.select import Parsers
 from lmdeploy.serve.record import Record
 from lmdeploy.serve.request_times import RequestTimes
@@ -82,6 +83,7 @@ class Served:
     extra_names: tuple[str, ...] = ()
     log_len: int | None = None
     parsers: Parsers = field(default_factory=Parsers)  # of tool calls and reasoning in answers
+    kept: KeptPrompts | None = None  # the last prompts, where the server keeps them
     about: Mapping[str, str] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
     times: RequestTimes = field(init=False)
@@ -117,7 +119,9 @@ class Served:
         return Reply(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model, self.fingerprint)
 
     def log_prompt(self, reply_id: str, ids: Sequence[int]) -> None:
-        """At level REQUEST: the prompt as the model sees it."""
+        """Keep the prompt as the model sees it, if prompts are kept; and log it at level REQUEST."""
+        if self.kept is not None:
+            self.kept.add(reply_id, self.ids[0], self.frontend.tokenizer, ids)
         if logger.isEnabledFor(REQUEST):
             text = self.frontend.tokenizer.decode(ids, skip_special_tokens=False)
             logger.log(REQUEST, "%s: %d tokens: %r", reply_id, len(ids), text[: self.log_len])
