@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from lmdeploy.serve.registration import Registration
     from lmdeploy.serve.served import Served
 
+MOST_KEPT_PROMPTS = 10_000
 _ABSENT_FLAGS = {
     "allowed_media_domains": "models here read text only",
     "vision_max_batch_size": "models here read text only",
@@ -171,6 +172,13 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         choices=("stop", "tool_calls"),
         help="finish_reason of an answer that calls the tool named by tool_choice (default: stop)",
     )
+    add(
+        "--keep-prompts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="keep the last N prompts; GET /prompts/ID shows them, to everybody with a key (default: 0)",
+    )
     add("--trust-remote-code", action="store_true", help="no effect: code of a model is never run")
 
 
@@ -193,6 +201,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("--max-concurrent-requests must be at least 1")
     if args.max_log_len is not None and args.max_log_len < 0:
         raise ConfigError("--max-log-len must not be negative")
+    if not 0 <= args.keep_prompts <= MOST_KEPT_PROMPTS:
+        raise ConfigError(f"--keep-prompts must be between 0 and {MOST_KEPT_PROMPTS}")
     check_operation(args)
 
 
@@ -264,6 +274,7 @@ def _served(model: argparse.Namespace, config: RuntimeConfig) -> Served:
     from lmdeploy.runtime.client import ProcessClient
     from lmdeploy.runtime.generate import load_frontend
     from lmdeploy.runtime.messages import Recipe
+    from lmdeploy.serve.kept_prompts import KeptPrompts
     from lmdeploy.serve.parsers.select import choose
     from lmdeploy.serve.served import SAMPLING_DEFAULTS, Served
 
@@ -288,6 +299,7 @@ def _served(model: argparse.Namespace, config: RuntimeConfig) -> Served:
         model.max_log_len,
         log_prompts=model.access_log_prompts,
         parsers=parsers,
+        kept=KeptPrompts(model.keep_prompts) if model.keep_prompts else None,
         about=about(config),
         by_path=model.by_path,
     )

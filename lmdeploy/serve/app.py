@@ -28,6 +28,7 @@ from lmdeploy.serve.metrics import metrics
 from lmdeploy.serve.middleware import HEALTH_PATHS, Admission, ApiKeys, RequestIds
 from lmdeploy.serve.native.control import abort_request, is_sleeping, sleep, wakeup
 from lmdeploy.serve.native.generate import generate, get_ppl
+from lmdeploy.serve.native.prompts import kept_prompts
 from lmdeploy.serve.native.protocol import (
     AbortBody,
     DetokenizeBody,
@@ -106,6 +107,7 @@ def _native_routes(app: FastAPI, server: Server) -> None:
         lambda r: _async(tokenizer_info(server, r.query_params.get("model"))),
         query=("model",),
     )
+    _get(app, "/prompts/{name:path}", lambda r: _async(kept_prompts(server, r.path_params["name"])))
     _post(app, "/tokenize", lambda r: tokenize(server, r), TokenizeBody)
     _post(app, "/detokenize", lambda r: detokenize(server, r), DetokenizeBody)
     _post(app, "/v1/encode", lambda r: encode(server, r), EncodeBody)

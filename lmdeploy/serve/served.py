@@ -22,6 +22,7 @@ from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.generate import Frontend
 from lmdeploy.runtime.memory_plan import MAX_BODIES
 from lmdeploy.serve.binding import Watch
+from lmdeploy.serve.kept_prompts import KeptPrompts
 from lmdeploy.serve.keys import Keys
 from lmdeploy.serve.parsers.select import Parsers
 from lmdeploy.serve.record import RECORD, Record
@@ -100,6 +101,7 @@ class Served:
     log_len: int | None = None
     log_prompts: bool = False
     parsers: Parsers = field(default_factory=Parsers)  # of tool calls and reasoning in answers
+    kept: KeptPrompts | None = None  # the last prompts, where the server keeps them
     about: Mapping[str, str] = field(default_factory=dict)
     by_path: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
@@ -140,7 +142,10 @@ class Served:
         return reply
 
     def log_prompt(self, reply_id: str, ids: Sequence[int]) -> None:
-        """The prompt as the model sees it, at level REQUEST, and into the access log where that is asked."""
+        """The prompt as the model sees it: at level REQUEST, into the access log and among the kept ones, each
+        where that was asked for."""
+        if self.kept is not None:
+            self.kept.add(reply_id, self.ids[0], self.frontend.tokenizer, ids)
         if not (logger.isEnabledFor(REQUEST) or self.log_prompts):
             return
         text = self.frontend.tokenizer.decode(ids, skip_special_tokens=False)[: self.log_len]
