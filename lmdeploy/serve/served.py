@@ -142,7 +142,7 @@ class Served:
         return reply
 
     def log_prompt(self, reply_id: str, ids: Sequence[int]) -> None:
-        """The prompt as the model sees it: at level REQUEST, into the access log and among the kept ones, each
+        """The prompt as the model sees it: at level REQUEST, into the access log, among the kept ones: each
         where that was asked for."""
         if self.kept is not None:
             self.kept.add(reply_id, self.ids[0], self.frontend.tokenizer, ids)

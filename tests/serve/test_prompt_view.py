@@ -1,4 +1,4 @@
-"""What the model sees: `lmdeploy prompt` with all kinds of other sides, and the server's view of a request."""
+"""What the model sees: `lmdeploy prompt` with all kinds of other sides; the server's view of a request."""
 
 from __future__ import annotations
 
