@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from lmdeploy.config import EngineConfig, PytorchEngineConfig, TurbomindEngineConfig, is_fixed
@@ -153,7 +154,19 @@ def _options(field: dataclasses.Field[Any]) -> dict[str, Any]:
         return {**options, "nargs": "+", "type": int, "metavar": "ID"}
     if "choices" in rules:
         return {**options, **_choices(rules["choices"], rules.get("optional", False))}
+    if rules.get("kind") is Mapping:
+        return {**options, "type": _json_object, "metavar": "JSON"}
     return {**options, "type": rules["kind"], "metavar": _TYPES[rules["kind"]]}
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text[:80]!r}")
+    return value
 
 
 def _choices(values: tuple[Any, ...], optional: bool) -> dict[str, Any]:

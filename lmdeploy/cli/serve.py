@@ -213,11 +213,14 @@ def _serve(args: argparse.Namespace, models: list[argparse.Namespace]) -> int:
     from lmdeploy.logging import set_up
     from lmdeploy.serve.keys import Keys
     from lmdeploy.serve.launch import Listener, bind, run_server
+    from lmdeploy.serve.parsers.select import choose
     from lmdeploy.serve.registration import Registered
     from lmdeploy.serve.served import Server
 
     set_up(args.log_level)
-    Keys(args.api_keys)  # a file at fault is told before anything is loaded
+    Keys(args.api_keys)  # a file at fault is told before anything is loaded, as are names of no parser
+    for model in models:
+        choose(model.tool_call_parser, model.reasoning_parser, {})
     listener = Listener(args.server_name, args.server_port, *ssl_files(args))
     with bind(listener.host, listener.port) as sock, reports_of(args) as reports:
         port = sock.getsockname()[1]

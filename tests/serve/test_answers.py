@@ -251,7 +251,7 @@ async def test_messages_reach_the_template(server: Api) -> None:
 
 
 async def test_assistant_turn_of_tool_calls_only(server: Api) -> None:
-    """Content null or missing."""
+    """Content null or missing; a template that knows no tools gets calls and results in words."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     for turn in (
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -262,7 +262,9 @@ async def test_assistant_turn_of_tool_calls_only(server: Api) -> None:
             turn,
             {"role": "tool", "content": "r", "tool_call_id": "c1"},
         ]
-        assert "<|im_start|>tool\nr<|im_end|>" in await rendered(server, messages)
+        prompt = await rendered(server, messages)
+        assert '{"name": "f", "arguments": {"x": 1}}' in prompt
+        assert "<tool_response>\nr\n</tool_response><|im_end|>" in prompt
 
 
 async def test_last_assistant_message(server: Api) -> None:

@@ -57,7 +57,7 @@ BAD_CHAT = [
     ("max_completion_tokens", [0, "5"]),
     ("top_logprobs", [21, -1, 1]),
     ("logprobs", [1, "true"]),
-    ("tools", [[{"type": "function", "function": {"name": "f"}}]]),
+    ("tools", ["f", [1], [{"type": "function"}], [{"type": "function", "function": {"name": ""}}]]),
     ("tool_choice", ["required", {"type": "function", "function": {"name": "f"}}]),
     ("functions", [[{"name": "f"}]]),
     ("audio", [{"voice": "x"}]),

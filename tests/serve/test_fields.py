@@ -218,3 +218,23 @@ async def _until(server: Api, running: int) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("the engine never had so many requests")
+
+
+async def test_priority_and_key_decide_the_turn(server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both reach the engine, whose scheduler is tested for what they do."""
+    closed = server.configure(api_keys=("secret",))
+    seen = []
+    make = server.served.frontend.request
+
+    def watched(*args: Any, **fields: Any) -> Any:
+        seen.append(make(*args, **fields))
+        return seen[-1]
+
+    monkeypatch.setattr(server.served.frontend, "request", watched)
+    headers = {"Authorization": "Bearer secret"}
+    body = {"messages": HI, "max_tokens": 1, "priority": -3}
+    assert (await closed.http.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
+    assert (await server.complete(max_tokens=1)).status_code == 200
+    assert [r.priority for r in seen] == [-3, 0]
+    assert seen[0].account and not seen[1].account
+    assert error_of(await server.chat(priority="high"))["param"] == "priority"

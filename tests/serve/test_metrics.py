@@ -18,7 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def server() -> AsyncIterator[Api]:
-    async with api(TEXT, step_seconds=0.002) as server:
+    async with api(TEXT, step_seconds=0.003, num_blocks=512) as server:
         yield server
 
 
@@ -89,7 +89,7 @@ async def test_too_few_rows_bind_and_the_log_says_so(
     caplog.set_level("INFO", "lmdeploy.serve")
     stream = await server.served.client.submit(*(request(f"row{i}", f"{i}", 400) for i in range(12)))
     watching = asyncio.ensure_future(monitor.Monitor(server.server).run())
-    await asyncio.sleep(0.75)  # not so long that cache blocks bind instead
+    await asyncio.sleep(0.75)
     seen = await scrape(server)
     watching.cancel()
     stream.abort()

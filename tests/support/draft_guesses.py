@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from lmdeploy.engine.batch import Batch, SampleColumns
+from lmdeploy.engine.batch import Batch, Masks, SampleColumns
 from lmdeploy.engine.fake import FakeExecutor
 from lmdeploy.engine.request import Request, Sequence
 from lmdeploy.engine.speculation import Lead
@@ -61,8 +61,8 @@ class Guesses:
 class Wavering(FakeExecutor):
     """Draws what a FakeExecutor draws, but for one token in three."""
 
-    def _draw(self, s: SampleColumns, i: int, state: int) -> int:
-        token = super()._draw(s, i, state)
+    def _draw(self, s: SampleColumns, masks: Masks | None, i: int, state: int) -> int:
+        token = super()._draw(s, masks, i, state)
         return token if state % 3 else (token + 1) % self.vocab_size
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -214,6 +215,10 @@ def test_flags_reach_their_fields() -> None:
     words = ["--stop-words", "a b", "c", "--temperature", "0", "--random-seed", "-5"]
     expected = GenerationConfig(stop_words=["a b", "c"], temperature=0.0, random_seed=-5)
     assert parse(GenerationConfig, *words) == expected
+    form = {"type": "regex_schema", "regex_schema": "[a-z]+"}
+    assert parse(GenerationConfig, "--response-format", json.dumps(form)).response_format == form
+    with pytest.raises(argparse.ArgumentError, match="must be a JSON object"):
+        parse(GenerationConfig, "--response-format", "[]")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from lmdeploy import SpeculativeConfig, TurbomindEngineConfig
 from lmdeploy.cli.smoke import HEAD_DIM, KV_HEADS, LAYERS, write_model
 from lmdeploy.engine.fake import FakeExecutor
+from lmdeploy.engine.lanes import LaneOptions
 from lmdeploy.engine.loop import Engine
 from lmdeploy.engine.request import Request
 from lmdeploy.engine.scheduler import EngineOptions
@@ -22,7 +23,7 @@ from lmdeploy.models.registry import load_spec
 from lmdeploy.models.spec import RopeSpec
 from lmdeploy.runtime.machine import HugePages, Machine
 from lmdeploy.runtime.memory_plan import MAX_BODIES, server_bytes
-from lmdeploy.runtime.resolve import RuntimeConfig, longest_allowed, plan_table, resolve
+from lmdeploy.runtime.resolve import SERVER_QUEUE, RuntimeConfig, longest_allowed, plan_table, resolve
 
 MIB, GIB = 2**20, 2**30
 MODEL_LEN = 256  # of the tiny model
@@ -308,3 +309,15 @@ def test_admission_follows_the_plan(model: str, blocks: int, fields: dict[str, A
         assert (most, preemptions) == (at_once, 0)
     else:
         assert preemptions > 0
+
+
+def test_lanes_and_queue_are_settled(model: str) -> None:
+    quiet = resolved(model)
+    assert (quiet.lanes, quiet.max_queue, quiet.batching_window) == (None, None, 0.0)
+    fields = {"long_prompt_threshold": 100, "long_prompt_step_share": 0.3, "long_prompt_cache_share": 0.4}
+    assert resolved(model, **fields).lanes == LaneOptions(100, 0.3, 0.4)
+    asked = TurbomindEngineConfig(max_queued_requests=7, batching_window=0.01)
+    config = resolve(model, asked, machine=machine(), server=True)
+    assert (config.max_queue, config.batching_window) == (7, 0.01)
+    server = resolve(model, TurbomindEngineConfig(), machine=machine(), server=True)
+    assert server.max_queue == SERVER_QUEUE
