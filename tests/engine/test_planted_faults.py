@@ -206,7 +206,7 @@ def context_length_wrong_after_a_chunk(patch: Patch) -> None:
 
 @fault
 def blocks_of_a_neighbour_packed(patch: Patch) -> None:
-    def change(batch: Any, self: Packer, rows: Any) -> None:
+    def change(batch: Any, self: Packer, rows: Any, masks: Any) -> None:
         batch.block_ids[:] = batch.block_ids[::-1].copy()
 
     after(patch, Packer, "pack", change)

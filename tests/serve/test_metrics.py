@@ -62,10 +62,10 @@ async def test_blocks_add_up_and_waste_is_what_blocks_hold_beyond_tokens(server:
     seen = await scrape(server)
     await task
     blocks = {state: seen("kv_cache_blocks", state=state) for state in ("free", "held", "cached")}
-    assert sum(blocks.values()) == 128
+    assert sum(blocks.values()) == 512
     assert seen("num_requests_running") == 1
     assert blocks["held"] > 0
-    assert seen("gpu_cache_usage_perc") == blocks["held"] / 128
+    assert seen("gpu_cache_usage_perc") == blocks["held"] / 512
     assert 0 <= seen("kv_cache_waste_tokens") < 16  # the rest of its last block
     assert seen("kv_cache_waste_perc") == seen("kv_cache_waste_tokens") / (16 * blocks["held"])
 
