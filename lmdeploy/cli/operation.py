@@ -43,6 +43,24 @@ def add_operation_flags(group: argparse._ArgumentGroup) -> None:
         "(extra: otel)",
     )
     add(
+        "--key-requests-per-minute",
+        type=int,
+        metavar="N",
+        help="requests that one API key may start in a minute; more are answered 429 (default: any number)",
+    )
+    add(
+        "--key-tokens-per-minute",
+        type=int,
+        metavar="N",
+        help="tokens of prompts and answers that one API key may use in a minute (default: any number)",
+    )
+    add(
+        "--request-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="longest time for the answers of a request, which then ends with an error (default: any)",
+    )
+    add(
         "--stall-timeout",
         type=float,
         default=120.0,
@@ -61,9 +79,15 @@ def add_operation_flags(group: argparse._ArgumentGroup) -> None:
 
 def check_operation(args: argparse.Namespace) -> None:
     """Raises ConfigError for values that cannot work."""
-    for name in ("stall_timeout", "shutdown_timeout"):
-        if not 0 < getattr(args, name) < 1e6:
+    for name in ("stall_timeout", "shutdown_timeout", "request_timeout"):
+        if getattr(args, name) is not None and not 0 < getattr(args, name) < 1e6:
             raise ConfigError(f"--{name.replace('_', '-')} must be a number of seconds above 0")
+    for name in ("key_requests_per_minute", "key_tokens_per_minute"):
+        flag, value = "--" + name.replace("_", "-"), getattr(args, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{flag} must be at least 1")
+        if value is not None and not args.api_keys:
+            raise ConfigError(f"{flag} needs --api-keys: without keys nobody can be told from another")
     if args.access_log_prompts and not args.access_log:
         raise ConfigError("--access-log-prompts needs --access-log")
 

@@ -24,8 +24,9 @@ from lmdeploy.serve.anthropic.errors import AnthropicErrors
 from lmdeploy.serve.anthropic.messages import count_tokens, messages
 from lmdeploy.serve.anthropic.protocol import CountBody, MessagesBody
 from lmdeploy.serve.docs_page import docs_page
+from lmdeploy.serve.limits import KeyLimits
 from lmdeploy.serve.metrics import metrics
-from lmdeploy.serve.middleware import HEALTH_PATHS, Admission, ApiKeys, RequestIds
+from lmdeploy.serve.middleware import HEALTH_PATHS, Admission, ApiKeys, Quotas, RequestIds
 from lmdeploy.serve.native.control import abort_request, is_sleeping, sleep, wakeup
 from lmdeploy.serve.native.generate import generate, get_ppl
 from lmdeploy.serve.native.prompts import kept_prompts
@@ -55,7 +56,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 def build_app(server: Server) -> ASGIApp:
     """The whole application."""
     options = server.options
-    app: ASGIApp = ApiKeys(Admission(_routes(server), server), server.keys)
+    app: ASGIApp = Quotas(
+        Admission(_routes(server), server), KeyLimits(options.key_requests, options.key_tokens)
+    )
+    app = ApiKeys(app, server.keys)
     if options.web_page:
         app = Pages(app)
     app = AnthropicErrors(RequestIds(app, server.answered))

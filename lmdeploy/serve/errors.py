@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmdeploy.errors import InvalidValueError, LMDeployError, MissingFieldError, RequestError, shorten
+from lmdeploy.serve.limits import KeyLimitError
 from lmdeploy.serve.record import RECORD
 
 logger = logging.getLogger("lmdeploy.serve")
@@ -50,6 +51,12 @@ class RequestAbortedError(RequestError):
     code = "request_aborted"
 
 
+class RequestTimeoutError(RequestError):
+    """An answer takes longer than the server allows. Not a status that clients try again at."""
+
+    code = "request_timeout"
+
+
 def error_body(error: LMDeployError) -> dict[str, Any]:
     """The body of every error answer, and of the error event of a stream."""
     code = error.code
@@ -70,7 +77,7 @@ def error_response(error: LMDeployError) -> Response:
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if error.status in (429, 503):
-        headers["Retry-After"] = "1"
+        headers["Retry-After"] = str(error.retry_after if isinstance(error, KeyLimitError) else 1)
     note(error)
     body = msgspec.json.encode(error_body(error))
     return Response(body, error.status, headers, media_type="application/json")

@@ -6,6 +6,7 @@ Owns the abort of what nobody waits for any more. Knows no wire format.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from lmdeploy.errors import rebuild_error
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.generate import Choice, Delta
 from lmdeploy.runtime.stream import Stream
-from lmdeploy.serve.errors import RequestAbortedError
+from lmdeploy.serve.errors import RequestAbortedError, RequestTimeoutError
 from lmdeploy.serve.record import RECORD
 from lmdeploy.serve.running import Name, Running
 
@@ -93,6 +94,7 @@ class Generation:
     per_prompt: int
     running: Running = field(default_factory=Running)
     names: tuple[Name, ...] = ()  # under which it can be found there while it runs
+    timeout: float | None = None  # seconds that all may take
     _stream: Stream | None = field(default=None, init=False)
 
     async def pieces(self, idle: float | None = None) -> AsyncGenerator[list[Piece], None]:
@@ -101,11 +103,13 @@ class Generation:
         Leaving the iterator aborts what still runs. Raises the engine's errors.
         """
         answers = {a.request.request_id: a for a in self.answers}
+        deadline = None if self.timeout is None else time.monotonic() + self.timeout
         with self.running.entered(self.names, self._stop):
             self._stream = stream = await self.client.submit(*(a.request for a in self.answers))
             try:
                 while not stream.ended:
-                    if not await stream.wait(idle):
+                    if not await stream.wait(self._patience(idle, deadline)):
+                        self._check_time(deadline)
                         yield []
                         continue
                     events = stream.take()
@@ -113,8 +117,23 @@ class Generation:
                     if moment := [piece for piece in pieces if piece is not None]:
                         yield moment
                     _raise_failure(events)
+                    self._check_time(deadline)
             finally:
                 stream.abort()
+
+    def _patience(self, idle: float | None, deadline: float | None) -> float | None:
+        """Seconds to wait for a token: until a sign of life is due or the time is over."""
+        if deadline is None:
+            return idle
+        left = max(0.0, deadline - time.monotonic())
+        return left if idle is None else min(idle, left)
+
+    def _check_time(self, deadline: float | None) -> None:
+        if deadline is not None and time.monotonic() >= deadline:
+            raise RequestTimeoutError(
+                f"The answer took longer than the {self.timeout:g} s that this server allows; ask for fewer "
+                "tokens."
+            )
 
     def _stop(self) -> None:
         """Somebody asked to end it; whoever waits for pieces gets the error."""

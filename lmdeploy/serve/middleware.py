@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lmdeploy.errors import AuthenticationError, EngineDeadError, LMDeployError, OverloadedError
 from lmdeploy.serve.errors import error_response
 from lmdeploy.serve.keys import Keys
+from lmdeploy.serve.limits import KeyLimitError, KeyLimits
 from lmdeploy.serve.record import RECORD, Record
 from lmdeploy.serve.served import Server
 
@@ -100,6 +101,28 @@ class ApiKeys:
         if (record := RECORD.get()) is not None:
             record.key = key.name
         return None
+
+
+class Quotas:
+    """Holds each API key to what it may use in a minute."""
+
+    def __init__(self, app: ASGIApp, limits: KeyLimits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = RECORD.get()
+        counted = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] not in CONTROL_PATHS
+        if not counted or record is None or not record.key:
+            return await self._app(scope, receive, send)
+        try:
+            self._limits.admit(record.key)
+        except KeyLimitError as error:
+            return await error_response(error)(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._limits.charge(record.key, sum(p.prompt_tokens + p.generated for p in record.passages))
 
 
 class Admission:

@@ -47,6 +47,9 @@ class ServerOptions:
     max_body: int = MAX_BODIES
     max_bodies: int = MAX_BODIES  # of all bodies that are being read or parsed; more are answered 429
     max_requests: int = 1024  # POST requests held at once; more are answered 429
+    key_requests: int | None = None  # of one API key in a minute; None: any number
+    key_tokens: int | None = None  # of its prompts and answers in a minute
+    request_timeout: float | None = None  # that the answers of one request may take
     keep_alive: float = 15.0  # silence after which a stream gets a comment line
     docs: bool = True
     abort_handling: bool = False  # clients may end requests by name

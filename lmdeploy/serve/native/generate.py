@@ -64,7 +64,9 @@ def _prepare(server: Server, raw: bytearray) -> _Run:
     answer = make_answer(served, body, config, ids, param=param)
     served.log_prompt(answer.request.request_id, ids)
     body.prompt = body.input_ids = None  # a long text is not kept while its answer is made
-    generation = Generation(served.client, [answer], 1, server.running, body.names())
+    generation = Generation(
+        served.client, [answer], 1, server.running, body.names(), server.options.request_timeout
+    )
     return _Run(body, answer, generation)
 
 

@@ -88,7 +88,9 @@ def prepare_chat(server: Server, body: ChatBody) -> Chat:
         make_answer(served, body, config, ids, index=index, choice=index, **more)
         for index in range(body.choices)
     ]
-    generation = Generation(served.client, answers, body.choices, server.running, body.names())
+    generation = Generation(
+        served.client, answers, body.choices, server.running, body.names(), server.options.request_timeout
+    )
     reply = served.reply("chatcmpl", model, body.request_id)
     served.log_prompt(reply.id, ids)
     return Chat(served, body, reply, generation, [reading.stream() for _ in answers])

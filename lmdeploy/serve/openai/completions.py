@@ -67,7 +67,9 @@ def _prepare(server: Server, raw: bytearray) -> Completion:
         for number, prompt in enumerate(prompts)
         for choice in range(per_prompt)
     ]
-    generation = Generation(served.client, answers, per_prompt, server.running, body.names())
+    generation = Generation(
+        served.client, answers, per_prompt, server.running, body.names(), server.options.request_timeout
+    )
     texts = [prompt.text if body.echo else None for prompt in prompts]
     body.prompt = None  # a long text is not kept while its answer is made
     reply = served.reply("cmpl", model, body.request_id)
