@@ -37,7 +37,7 @@ def test_the_document_is_true(server: serve_process.Server, mode: GenerationMode
         strategy = operation.as_strategy(generation_mode=mode)
 
         @hypothesis.settings(
-            max_examples=5,
+            max_examples=25,
             deadline=None,
             derandomize=True,
             database=None,

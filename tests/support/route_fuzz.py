@@ -121,7 +121,7 @@ class Fuzz:
             [
                 {"content-type": "text/plain"},
                 {"content-type": "application/json; charset=latin-1"},
-                {"x-request-id": "\t" * 300},
+                {"x-request-id": "a" * 300},
                 {"authorization": "Basic \xff"},
                 {"accept": "image/png"},
             ]
