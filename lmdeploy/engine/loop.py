@@ -177,10 +177,14 @@ class Engine:
         )
 
     def _execute(self, batch: Batch) -> StepResult:
-        if self._speculation is None:
-            return self.executor.execute(batch)
-        with self._speculation.measured(batch):
-            return self.executor.execute(batch)
+        try:
+            if self._speculation is None:
+                return self.executor.execute(batch)
+            with self._speculation.measured(batch):
+                return self.executor.execute(batch)
+        finally:
+            if batch.masks is not None:
+                batch.masks.wait()  # an executor that failed may not have: guides are free only then
 
     def _admit_guided(self, guides: Guides) -> list[TokenEvent]:
         """Schedule requests whose grammar is compiled; last events of those whose grammar is none."""

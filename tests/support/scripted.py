@@ -18,9 +18,11 @@ from demo_model import demo_gguf
 
 from lmdeploy.engine.batch import Batch, StepResult
 from lmdeploy.engine.executor import Capabilities
+from lmdeploy.engine.guided import Guides
 from lmdeploy.engine.loop import Engine, EngineOptions
 from lmdeploy.runtime.client import ProcessClient
 from lmdeploy.runtime.generate import Frontend, load_frontend
+from lmdeploy.runtime.grammars import LLGrammars
 from lmdeploy.runtime.messages import Recipe
 from lmdeploy.serve import launch
 from lmdeploy.serve.parsers.select import choose
@@ -54,14 +56,25 @@ class ScriptedExecutor:
         for (a, b), table, begin in zip(rows, tables, batch.context_len.tolist(), strict=True):
             places = np.arange(begin, begin + b - a)
             self._ids[table[places // BLOCK], places % BLOCK] = batch.token_ids[a:b]
+        if batch.masks is not None:
+            batch.masks.wait()
         s = batch.samples
         drawn = []
         for i, index in enumerate(s.token_index.tolist()):
             row = next(r for r, (a, b) in enumerate(rows) if a <= index < b)
             length = int(batch.context_len[row]) + index - rows[row][0] + 1
             sequence = self._ids[tables[row]].reshape(-1)[:length]
-            drawn.append(self._next(sequence, int(s.position[i])) if s.target_ids[i] < 0 else s.target_ids[i])
+            drawn.append(self._drawn(batch, i, sequence))
         return _result(np.array(drawn, np.int32), s.logprobs.tolist())
+
+    def _drawn(self, batch: Batch, sample: int, sequence: Any) -> int:
+        """What is played, or the first token that a grammar allows where that is none of it."""
+        s = batch.samples
+        if s.target_ids[sample] >= 0:
+            return int(s.target_ids[sample])
+        token = self._next(sequence, int(s.position[sample]))
+        allowed = None if batch.masks is None else batch.masks.allowed(sample, self._tokenizer.vocab_size)
+        return token if allowed is None or allowed[token] else int(np.flatnonzero(allowed)[0])
 
     def _next(self, sequence: Any, generated: int) -> int:
         prompt = sequence[: len(sequence) - generated]
@@ -88,8 +101,10 @@ def _result(drawn: Any, wanted: list[int]) -> StepResult:
 
 def build(config: dict[str, Any]) -> Engine:
     """The factory that the engine process runs."""
-    executor = ScriptedExecutor(load_tokenizer(demo_gguf()), config["recordings"], 2 * CONTEXT // BLOCK)
-    return Engine(executor, EngineOptions(max_batch_size=8, max_prefill_token_num=2048))
+    tokenizer = load_tokenizer(demo_gguf())
+    executor = ScriptedExecutor(tokenizer, config["recordings"], 2 * CONTEXT // BLOCK)
+    guides = Guides(LLGrammars(lambda: tokenizer, tokenizer.vocab_size), tokenizer.vocab_size)
+    return Engine(executor, EngineOptions(max_batch_size=8, max_prefill_token_num=2048), guides=guides)
 
 
 def frontend() -> Frontend:
