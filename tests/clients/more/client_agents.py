@@ -27,7 +27,7 @@ def test_instructor(base_url: str, mode: Any) -> None:
     plain = openai.OpenAI(api_key=KEY, base_url=base_url, max_retries=0)
     client = instructor.from_openai(plain, mode=mode)
     asked: Any = {"model": MODEL, "messages": user(ASK_ADA), "response_model": Person, "max_retries": 0}
-    assert client.create(**asked) == ADA
+    assert client.create(**asked).model_dump() == ADA.model_dump()  # of a class that instructor derives
     if mode == instructor.Mode.TOOLS:
         assert list(client.create_partial(**asked))[-1].model_dump() == ADA.model_dump()
 

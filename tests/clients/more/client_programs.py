@@ -19,7 +19,7 @@ TASK = "Write the file hello.txt"
 def run(command: list[str], folder: Path, **environment: str) -> str:
     home = folder / "home"
     home.mkdir(exist_ok=True)
-    names = {**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": str(home), **environment}
+    names = {**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": str(home), "PWD": str(folder), **environment}
     done = subprocess.run(
         command, cwd=folder, env=names, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
     )
@@ -55,7 +55,9 @@ def test_opencode(base_url: str, tmp_path: Path) -> None:
     options = {"baseURL": base_url, "apiKey": KEY}
     models = {MODEL: {"name": MODEL}}
     provider = {"npm": "@ai-sdk/openai-compatible", "name": "local", "options": options, "models": models}
-    config = {"provider": {"local": provider}, "model": f"local/{MODEL}", "autoupdate": False}
+    allowed = {"bash": "allow"}
+    config = {"provider": {"local": provider}, "autoupdate": False, "permission": allowed}
     (tmp_path / "opencode.json").write_text(json.dumps(config))
-    run([str(PROGRAMS / "opencode"), "run", TASK], tmp_path)
+    command = [str(PROGRAMS / "opencode"), "run", "--model", f"local/{MODEL}", TASK]
+    run(command, tmp_path, OPENCODE_CONFIG=str(tmp_path / "opencode.json"))
     assert (tmp_path / "hello.txt").read_text() == "hello"
