@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # importing it takes time that only users of grammars should 
 
 MAX_GRAMMAR = 1 << 20  # characters of a grammar's text
 # Blanks where JSON allows them: one, or a new line and its indentation. In more small models lose themselves.
-_BLANKS = r"(\x20|\n[\x20\t]{0,40})"
+_JSON_OPTIONS: Any = {"whitespace_pattern": r"(\x20|\n[\x20\t]{0,40})", "lenient": False}
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -191,13 +191,23 @@ def _unusable(param: str, problem: str) -> RequestError:
     return InvalidValueError(f"'{param}' cannot be enforced: {line[:400]}", param=param)
 
 
+def lark_expression(grammar: Grammar) -> str | None:
+    """The grammar as part of a rule of a Lark grammar; None where it is a whole one itself."""
+    if grammar.kind == "json_schema":
+        schema = json.loads(grammar.text)
+        return f"%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS}, ensure_ascii=False)}"
+    if grammar.kind == "regex":
+        escaped = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", grammar.text)
+        return f"/{escaped}/"
+    return None
+
+
 def compiled_form(grammar: Grammar) -> str:
     """The grammar as llguidance takes it. Raises ValueError when its text is not even that."""
     import llguidance
 
     if grammar.kind == "json_schema":
-        options: Any = {"whitespace_pattern": _BLANKS, "lenient": False}
-        return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=options)
+        return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_OPTIONS)
     if grammar.kind == "regex":  # classes as in ECMAScript: \d is 0 to 9
         pattern = llguidance.regex_to_lark(grammar.text, "dw")
         return llguidance.LLMatcher.grammar_from_lark(f"start: /{pattern}/")

@@ -308,3 +308,49 @@ async def test_official_client_streams_calls() -> None:
             final = await stream.get_final_completion()
         assert names == [("weather", {"city": "Köln"}), ("time", {})]
         assert final.choices[0].finish_reason == "tool_calls"
+
+
+FORM = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "n",
+        "schema": {
+            "type": "object",
+            "properties": {"n": {"type": "integer"}},
+            "required": ["n"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("form", [FORM, {"type": "regex_schema", "regex_schema": r"\{\"n\": [0-9]+/?\}"}])
+async def test_a_shape_and_tools(form: dict[str, Any]) -> None:
+    """Calls may come, and an answer that is none has the shape."""
+    async with server(CALL + "$") as api:
+        whole, _ = await both(api, tools=TOOLS, response_format=form)
+        assert calls_of(whole) == [("weather", {"city": "Köln"})]
+    async with server('{"n": 7}$') as api:
+        whole, _ = await both(api, tools=TOOLS, response_format=form)
+        assert json.loads(whole["message"]["content"]) == {"n": 7}
+        assert whole["finish_reason"] == "stop"
+    async with server("Just words.$") as api:
+        fields = {"tools": TOOLS, "response_format": form, "temperature": 0, "max_tokens": 9}
+        (choice,) = (await api.chat(**fields)).json()["choices"]
+        text = choice["message"]["content"] or ""
+        assert text.startswith("{") or "<tool_call>".startswith(text[:11])
+
+
+async def test_a_shape_behind_reasoning() -> None:
+    """Where the prompt ends in a thought, the shape is that of the answer behind it."""
+    template = TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    async with server('I count.\n</think>\n\n{"n": 7}$', template) as api:
+        whole, _ = await both(api, response_format=FORM)
+        assert "I count." in whole["message"]["reasoning"]
+        assert json.loads(whole["message"]["content"]) == {"n": 7}
+
+
+async def test_a_lark_grammar_and_tools() -> None:
+    async with server("x$") as api:
+        response = await api.chat(tools=TOOLS, response_format={"type": "grammar", "grammar": 'start: "x"'})
+        assert error_of(response)["param"] == "tool_choice"

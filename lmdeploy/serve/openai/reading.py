@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmdeploy.engine.request import Grammar
+from lmdeploy.errors import RequestError
+from lmdeploy.runtime.structured import lark_expression
 from lmdeploy.serve.openai.protocol import ChatBody
 from lmdeploy.serve.openai.tools import ToolUse
 from lmdeploy.serve.parsers.answer import PartStream
-from lmdeploy.serve.parsers.forced import tools_grammar
+from lmdeploy.serve.parsers.forced import Calls, answer_grammar
 from lmdeploy.serve.served import Served
 
 _TAIL = 64  # tokens of a prompt that are looked at for the beginning of reasoning
@@ -50,19 +52,33 @@ class Reading:
         )
 
     def grammar(self) -> Grammar | None:
-        """What an answer must be when a call is required."""
-        use, parsers = self.use, self.served.parsers
-        if not use.forced or use.shown is None:
+        """What an answer must be beyond what the body's own grammar says: calls where they are required,
+        calls or the shape asked for where both may come, reasoning in front of either.
+
+        Raises RequestError.
+        """
+        asked = None if self.use.forced else self.body.grammar
+        calls = self._calls() if self.use.forced or asked is not None else None
+        reasoning = self.served.parsers.opens_reasoning(self.prompt_end)
+        if calls is None and (asked is None or reasoning is None):
             return None
-        text = tools_grammar(
-            use.shown,
-            use.forced,
-            parsers.wire,
-            self.served.frontend.tokenizer,
-            parallel=not use.named and self.body.parallel_tool_calls is not False,
-            reasoning=parsers.opens_reasoning(self.prompt_end),
-        )
-        return Grammar("lark", text)
+        text = None if asked is None else lark_expression(asked)
+        if asked is not None and text is None:
+            if calls is None:
+                return None
+            raise RequestError(
+                "A grammar in Lark cannot be combined with 'tools'; set 'tool_choice' to \"none\".",
+                param="tool_choice",
+            )
+        return Grammar("lark", answer_grammar(self.served.frontend.tokenizer, calls, text, reasoning))
+
+    def _calls(self) -> Calls | None:
+        use = self.use
+        if use.shown is None or use.callable is None:
+            return None
+        names = use.forced or tuple(tool["function"]["name"] for tool in use.shown)
+        parallel = not use.named and self.body.parallel_tool_calls is not False
+        return Calls(use.shown, names, self.served.parsers.wire, parallel)
 
 
 def prompt_end(served: Served, ids: Sequence[int], body: ChatBody) -> str:

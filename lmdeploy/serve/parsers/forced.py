@@ -1,4 +1,4 @@
-"""Calls that must be made: the grammar of an answer that is nothing but calls.
+"""The grammar of an answer that must be calls, or a text of some shape, or one of both, behind reasoning.
 
 Owns how each format of calls is spelled for the grammar. A text that is a control token of the model becomes
 that token. Knows no compiler of grammars.
@@ -74,33 +74,50 @@ WIRES: dict[str, Wire] = {
 _SCHEMA_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def tools_grammar(
-    tools: Sequence[Mapping[str, Any]],
-    names: Sequence[str],
-    wire: Wire,
-    tokenizer: Tokenizer,
-    *,
-    parallel: bool,
-    reasoning: str | None = None,
-) -> str:
-    """A Lark grammar of calls of the tools `names`, whose arguments follow their schemas.
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls of the tools `names`, whose arguments follow their schemas; parallel: one after another.
 
-    Keywords that cannot be enforced are left out unless the tool is strict. parallel: several calls may
-    follow each other. reasoning: the mark that ends the reasoning in which the answer begins, if it does.
+    Keywords that cannot be enforced are left out unless the tool is strict.
     """
-    functions = [t["function"] for t in tools if t["function"]["name"] in names]
+
+    tools: Sequence[Mapping[str, Any]]
+    names: Sequence[str]
+    wire: Wire
+    parallel: bool
+
+
+def answer_grammar(
+    tokenizer: Tokenizer, calls: Calls | None, text: str | None, reasoning: str | None = None
+) -> str:
+    """A Lark grammar of an answer that is calls, or what the expression `text` stands for; either if both.
+
+    reasoning: the mark that ends the reasoning in which the answer begins, if it does.
+    """
     spell = _Spelling(tokenizer)
-    more = f" ({spell.text(wire.between)} call)*" if parallel and wire.between is not None else ""
-    rules = [
-        f"start: {'thought ' if reasoning else ''}{spell.text(wire.begin)} call{more} {spell.text(wire.end)}",
-        "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
-    ]
+    kinds = [name for name, given in (("calls", calls), ("text", text)) if given is not None]
+    rules = [f"start: {'thought ' if reasoning else ''}answer", f"answer: {' | '.join(kinds)}"]
     if reasoning:
         rules.append(spell.anything_up_to("thought", reasoning))
+    if text is not None:
+        rules.append(f"text: {text}")
+    if calls is not None:
+        rules += _call_rules(calls, spell)
+    return "\n".join(rules) + "\n"
+
+
+def _call_rules(calls: Calls, spell: _Spelling) -> list[str]:
+    wire = calls.wire
+    functions = [t["function"] for t in calls.tools if t["function"]["name"] in calls.names]
+    more = f" ({spell.text(wire.between)} call)*" if calls.parallel and wire.between is not None else ""
+    rules = [
+        f"calls: {spell.text(wire.begin)} call{more} {spell.text(wire.end)}",
+        "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
+    ]
     for i, function in enumerate(functions):
         head = spell.text(wire.head.replace(NAME, function["name"]))
         rules.append(f"call_{i}: {head} %json {_schema(function)} {spell.text(wire.tail)}")
-    return "\n".join(rules) + "\n"
+    return rules
 
 
 def _schema(function: Mapping[str, Any]) -> str:
