@@ -96,9 +96,10 @@ def answer_grammar(
     """
     spell = _Spelling(tokenizer)
     kinds = [name for name, given in (("calls", calls), ("text", text)) if given is not None]
-    rules = [f"start: {'thought ' if reasoning else ''}answer", f"answer: {' | '.join(kinds)}"]
+    rules = [f"start: {'thought gap? ' if reasoning else ''}answer", f"answer: {' | '.join(kinds)}"]
     if reasoning:
-        rules.append(spell.anything_up_to("thought", reasoning))
+        # Models are trained to leave lines between reasoning and answer.
+        rules += [spell.anything_up_to("thought", reasoning), 'gap: "\\n\\n" | "\\n"']
     if text is not None:
         rules.append(f"text: {text}")
     if calls is not None:
